@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src" / "semel"
 
 GENERATED = {
     f"engine/{name}.py": f"engine/_sync/{name}.py"
-    for name in ("facade", "marks", "once", "renewing", "runs", "transactions")
+    for name in ("facade", "marks", "once", "once_per", "renewing", "runs", "transactions")
 } | {
     "adapters/consuming.py": "adapters/_sync/consuming.py",
     "adapters/integration.py": "adapters/_sync/integration.py",

@@ -20,7 +20,7 @@ from semel.core.encryption import EncryptedCodec
 from semel.core.keys import KeyGenerator, derive_key, new_key
 from semel.core.policy import Policy
 from semel.core.records import Record, State
-from semel.default import attempt, configure, consume, execute, marks, once, run
+from semel.default import attempt, configure, consume, execute, marks, once, once_per, run
 from semel.errors import (
     AttemptsExhausted,
     ConcurrentRequest,
@@ -96,6 +96,7 @@ __all__ = [
     "marks",
     "new_key",
     "once",
+    "once_per",
     "open_async_store",
     "open_store",
     "register_type",

@@ -5,5 +5,6 @@ from __future__ import annotations
 from semel.engine.facade import AsyncAttemptContext, AsyncIdempotency
 from semel.engine.marks import AsyncMarks
 from semel.engine.once import AsyncOnce
+from semel.engine.once_per import AsyncOncePer
 
-__all__ = ["AsyncAttemptContext", "AsyncIdempotency", "AsyncMarks", "AsyncOnce"]
+__all__ = ["AsyncAttemptContext", "AsyncIdempotency", "AsyncMarks", "AsyncOnce", "AsyncOncePer"]

@@ -1,4 +1,4 @@
-"""What `once` works out at decoration: the key, the payload and the rules of a function.
+"""What `once` and `once_per` work out at decoration: key, payload, rules and slots of a function.
 
 This module plans. Wrong decorations are rejected here, before the program serves anything.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from datetime import tzinfo
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
@@ -14,7 +15,8 @@ from msgspec import UNSET
 
 from semel.core.codec import returned_by
 from semel.core.keys import Arguments, KeyRules, Template, compile_template, digest_key
-from semel.core.policy import Duration, Policy, resolve
+from semel.core.policy import Duration, Policy, Rules, resolve, seconds
+from semel.core.schedules import Period, Schedule, Slot, rules_of_slot, seconds_left
 from semel.errors import ConfigError, InvalidKey
 
 Binding: TypeAlias = Literal["function", "class", "static"]
@@ -72,6 +74,11 @@ class Plan:
     def returns(self) -> object:
         """The annotated return type, read at the first call: by then its module is complete."""
         return returned_by(self.fn)
+
+    @property
+    def takes_arguments(self) -> bool:
+        """Whether a call may have arguments, the instance or class of a method among them."""
+        return bool(self._arguments.names)
 
     def _check_kind(self, *, asynchronous: bool) -> None:
         if not callable(self.fn) or inspect.isclass(self.fn):
@@ -181,6 +188,52 @@ def _policies(
         words["message"] = message
     own = (Policy(**words),) if words else ()
     return own if policy is None else (*own, policy)
+
+
+# --- slots of time: what `once_per` adds ---------------------------------------------------
+
+
+class Timing:
+    """For which slot a call counts, and how long it waits for one that runs."""
+
+    def __init__(
+        self,
+        period: Period,
+        *,
+        tz: str | tzinfo | None,
+        standby: Duration | bool,
+        ttl: Duration | None,
+        policy: Policy | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._schedule = Schedule(period, tz)
+        self._clock = clock
+        self._to_the_end = standby is True
+        self._standby = None
+        if self._to_the_end and self._schedule.longest is None:
+            raise ConfigError(
+                "once_per: only you know when a slot ends that a function names: pass standby= as "
+                "a number of seconds or a timedelta"
+            )
+        if not isinstance(standby, bool):
+            self._standby = seconds("standby of once_per", standby)
+        kept = any(each.ttl is not UNSET for each in _policies(ttl, None, policy))
+        if self._schedule.longest is None and not kept:
+            raise ConfigError(
+                "once_per: only you know how long a slot is that a function names: pass ttl=, at "
+                'least two slots long. The job itself is decorated as in @once_per("day")'
+            )
+
+    def slot(self) -> Slot:
+        """Return the slot that a call counts for now."""
+        return self._schedule.slot(self._clock())
+
+    def rules(self, rules: Rules, slot: Slot) -> Rules:
+        """Return the rules of a call in its slot."""
+        standby = self._standby
+        if self._to_the_end:
+            standby = seconds_left(slot, self._clock())
+        return rules_of_slot(rules, self._schedule.longest, standby)
 
 
 # --- class methods, bound to their class on every Python ----------------------------------

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
+from datetime import tzinfo
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from msgspec import UNSET
 
 from semel.core.attempts import Outcome, Result
 from semel.core.policy import Duration, Policy
+from semel.core.schedules import Period
 from semel.decorating import KeySource, PayloadSource
 from semel.engine._sync.facade import AttemptContext, Idempotency
 from semel.engine._sync.marks import Marks
 from semel.engine._sync.once import Once, OnceDecorator
+from semel.engine._sync.once_per import OncePerDecorator
 from semel.engine.setup import EngineOptions
 from semel.stores.base import Store
 
@@ -162,6 +166,41 @@ def once(given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
         'paid 42'
     """
     return OnceDecorator.of(default_engine, given, key=key, **options)
+
+
+def once_per(
+    period: Period,
+    /,
+    *,
+    tz: str | tzinfo | None = None,
+    standby: Duration | bool = False,
+    key: KeySource = None,
+    scope: str | None = None,
+    ttl: Duration | None = None,
+    policy: Policy | None = None,
+    clock: Callable[[], float] = time.time,
+) -> OncePerDecorator:
+    """`Idempotency.once_per` on the default engine, asked for at each call.
+
+    Examples:
+        >>> @once_per("day", tz="Europe/Berlin")
+        ... def send_report() -> None:
+        ...     print("sent")
+        >>> send_report()
+        sent
+        True
+    """
+    return OncePerDecorator(
+        default_engine,
+        period,
+        tz=tz,
+        standby=standby,
+        key=key,
+        scope=scope,
+        ttl=ttl,
+        policy=policy,
+        clock=clock,
+    )
 
 
 def attempt(

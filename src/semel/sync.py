@@ -6,5 +6,6 @@ from __future__ import annotations
 from semel.engine._sync.facade import AttemptContext, Idempotency
 from semel.engine._sync.marks import Marks
 from semel.engine._sync.once import Once
+from semel.engine._sync.once_per import OncePer
 
-__all__ = ["AttemptContext", "Idempotency", "Marks", "Once"]
+__all__ = ["AttemptContext", "Idempotency", "Marks", "Once", "OncePer"]

@@ -34,7 +34,7 @@ NAMED = re.compile(r"`([\w.]+)`")
 OPTIONS = {"semel.http.options.Choices", "semel.adapters.grpc.rules.Choices"}
 """Options of the web integrations: their pages explain each one in a table."""
 
-MADE_BY_US = {"semel.sync.Once"}
+MADE_BY_US = {"semel.sync.Once", "semel.sync.OncePer"}
 """Nobody else calls their constructors."""
 
 ALIKE = {"semel.sync.Marks"}
@@ -157,7 +157,17 @@ def mentions(text: str, parameter: str) -> bool:
 # --- examples ------------------------------------------------------------------------------------
 
 ENGINES = ("semel.Idempotency", "semel.AsyncIdempotency")
-METHODS = ("execute", "run", "consume", "once", "attempt", "transaction", "marks", "peek")
+METHODS = (
+    "execute",
+    "run",
+    "consume",
+    "once",
+    "once_per",
+    "attempt",
+    "transaction",
+    "marks",
+    "peek",
+)
 MAIN = [
     *ENGINES,
     *(f"{engine}.{method}" for engine in ENGINES for method in METHODS),
@@ -187,6 +197,7 @@ MAIN = [
     "semel.http.problem_response",
     "semel.new_key",
     "semel.once",
+    "semel.once_per",
     "semel.open_async_store",
     "semel.open_store",
     "semel.register_type",

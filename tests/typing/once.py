@@ -222,3 +222,42 @@ def by_kind(kind: type[Register], order: int) -> str:
 
 assert_type(by_kind(Register, 1), str)
 assert_type(by_kind.run(Register, order=1), Outcome[str])
+
+
+# --- once in each slot of time -------------------------------------------------------------
+
+
+@idem.once_per("day", tz="Europe/Berlin", standby=True)
+def nightly() -> int:
+    return 1
+
+
+@semel.once_per(lambda now: f"{now.year}", ttl=86400)
+def yearly(tenant: str) -> None:
+    return None
+
+
+@aidem.once_per(900, standby=60)
+async def often() -> None:
+    return None
+
+
+class Reports:
+    @idem.once_per("week", key="{self}")
+    def weekly(self, part: int) -> None:
+        return None
+
+
+assert_type(nightly(), bool)
+assert_type(yearly("a"), bool)
+assert_type(nightly.slot().name, str)
+assert_type(nightly.peek(), Record | None)
+assert_type(Reports().weekly(1), bool)
+yearly()  # type: ignore[call-arg]
+nightly(1)  # type: ignore[call-arg]
+Reports().weekly("1")  # type: ignore[arg-type]
+idem.once_per("fortnight")  # type: ignore[arg-type]
+
+
+async def awaited() -> None:
+    assert_type(await often(), bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -12,6 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager
+from datetime import tzinfo
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -22,9 +24,11 @@ from semel.core.attempts import Attempt, Outcome, Result
 from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.records import Record, State
+from semel.core.schedules import Period
 from semel.decorating import KeySource, PayloadSource, Unknown
 from semel.engine.marks import AsyncMarks
 from semel.engine.once import AsyncOnce, AsyncOnceDecorator
+from semel.engine.once_per import AsyncOncePerDecorator
 from semel.engine.runs import AsyncRuns
 from semel.engine.setup import Call, Setup, unexpected
 from semel.engine.transactions import (
@@ -211,6 +215,55 @@ class AsyncIdempotency:
             'paid 42'
         """
         return AsyncOnceDecorator.of(lambda: self, given, key=key, **options)
+
+    def once_per(
+        self,
+        period: Period,
+        /,
+        *,
+        tz: str | tzinfo | None = None,
+        standby: Duration | bool = False,
+        key: KeySource = None,
+        scope: str | None = None,
+        ttl: Duration | None = None,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> AsyncOncePerDecorator:
+        """Decorate a job that every machine starts: it runs once in each slot of time.
+
+        A call returns True if it ran, False if it was done in this slot or is running elsewhere.
+        The slots are those of `period`: "minute", "hour", "day", "week" or "month" in the time zone
+        `tz` (UTC unless given), a timedelta (counted from 1970 on), or a function that names the
+        slot of the time it gets. A start up to a second early counts for the coming slot.
+
+        If the function fails, or its process dies, a later call in the slot runs it. With `standby`
+        a call waits for that: so many seconds, or up to the end of the slot (True).
+
+        Arguments are part of the key as in `once`, with `key` and `scope` as there. `ttl` and
+        `policy` say how a slot is remembered, for two slots at least. `clock` returns the seconds
+        since 1970.
+
+        Examples:
+            >>> @idem.once_per("day", tz="Europe/Berlin")
+            ... async def send_report() -> None:
+            ...     print("sent")
+            >>> await send_report()
+            sent
+            True
+            >>> await send_report()
+            False
+        """
+        return AsyncOncePerDecorator(
+            lambda: self,
+            period,
+            tz=tz,
+            standby=standby,
+            key=key,
+            scope=scope,
+            ttl=ttl,
+            policy=policy,
+            clock=clock,
+        )
 
     def attempt(
         self,
