@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 from msgspec import UNSET
 
 from semel.core.codec import returned_by
-from semel.core.keys import Arguments, KeyRules, Template, compile_template, digest_key
+from semel.core.keys import Arguments, KeyRules, compile_template, digest_key
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
 from semel.core.schedules import Period, Schedule, Slot, rules_of_slot, seconds_left
 from semel.errors import ConfigError, InvalidKey
@@ -134,41 +134,52 @@ class Plan:
                     for name, value in call.values.items()
                 }
             )
-        if isinstance(key, str):
-            return self._rendered(compile_template(key, names))
-        if callable(key):
-            return lambda call: key(*call.args, **call.kwargs)
-        raise ConfigError(
-            f"{self.name}: key must be a template, a callable or None, not {type(key).__name__}"
-        )
+        return key_maker(self.name, self._arguments, key)
 
-    def _rendered(self, template: Template) -> Callable[[Arrived], str]:
+    def _payload_maker(self, payload: PayloadSource) -> Callable[[Arrived], object] | None:
+        return None if payload is None else payload_maker(self.name, self._arguments, payload)
+
+
+def key_maker(
+    name: str, arguments: Arguments, key: str | Callable[..., str]
+) -> Callable[[Arrived], str]:
+    """Make the function that returns the key of a call of the function `name`."""
+    if isinstance(key, str):
+        template = compile_template(key, arguments.names)
+
         def key_of(call: Arrived) -> str:
             try:
                 return template.render(call.values.__getitem__)
             except InvalidKey as error:
-                raise InvalidKey(f"{self.name}: {error}") from error.__cause__
+                raise InvalidKey(f"{name}: {error}") from error.__cause__
 
         return key_of
+    if callable(key):
+        return lambda call: key(*call.args, **call.kwargs)
+    raise ConfigError(
+        f"{name}: key must be a template, a callable or None, not {type(key).__name__}"
+    )
 
-    def _payload_maker(self, payload: PayloadSource) -> Callable[[Arrived], object] | None:
-        if payload is None:
-            return None
-        if callable(payload):
-            return lambda call: payload(*call.args, **call.kwargs)
-        names: tuple[str, ...] = ()
-        if isinstance(payload, str):
-            names = (payload,)
-        elif isinstance(payload, Sequence):
-            names = tuple(payload)
-        if not names or any(name not in self._arguments.names for name in names):
-            raise ConfigError(
-                f"{self.name}: payload must name arguments of the function "
-                f"({', '.join(self._arguments.names)}); got {payload!r}"
-            )
-        if isinstance(payload, str):
-            return lambda call: call.values[payload]
-        return lambda call: {name: call.values[name] for name in names}
+
+def payload_maker(
+    name: str, arguments: Arguments, payload: str | Sequence[str] | Callable[..., object]
+) -> Callable[[Arrived], object]:
+    """Make the function that picks the payload of a call of the function `name`."""
+    if callable(payload):
+        return lambda call: payload(*call.args, **call.kwargs)
+    names: tuple[str, ...] = ()
+    if isinstance(payload, str):
+        names = (payload,)
+    elif isinstance(payload, Sequence):
+        names = tuple(payload)
+    if not names or any(each not in arguments.names for each in names):
+        raise ConfigError(
+            f"{name}: payload must name arguments of the function "
+            f"({', '.join(arguments.names)}); got {payload!r}"
+        )
+    if isinstance(payload, str):
+        return lambda call: call.values[payload]
+    return lambda call: {each: call.values[each] for each in names}
 
 
 def _class_name(value: object) -> object:

@@ -105,6 +105,8 @@ class Ack(Struct, frozen=True):
 
     value: Any = None
     replayed: bool = False
+    has_value: bool = True
+    """False: it was done before, and what its handler returned is not known."""
 
 
 class Later(Struct, frozen=True):
@@ -236,7 +238,7 @@ class MessageRules:
             case ConfigError() | NestedCall():
                 raise error
             case DuplicateRequest() | ResultUnavailable():
-                return Ack(replayed=True)
+                return Ack(replayed=True, has_value=False)
             case ConcurrentRequest() | WaitTimeout():
                 return later(error.retry_after, str(error))
             case LeaseLost() | RetryTransaction():
@@ -335,6 +337,8 @@ def _part(message: Message, name: str) -> Any:
 def _by_function(function: Callable[[Message], str | None], message: Message) -> str:
     try:
         key = function(message)
+    except InvalidKey:
+        raise
     except Exception as error:
         raise InvalidKey(f"the function key= raised {type(error).__name__}: {error}") from error
     if key is None:

@@ -128,13 +128,13 @@ def test_a_duplicate_gets_the_value_where_it_is_kept(kind, engine):
 def test_in_guard_mode_a_duplicate_is_acknowledged_too(kind, engine):
     consumer = kind.consumer(engine, lambda: None, {"policy": Policy(duplicate="reject")})
     assert kind.handle(consumer) == Ack()
-    assert kind.handle(consumer) == Ack(replayed=True)
+    assert kind.handle(consumer) == Ack(replayed=True, has_value=False)
 
 
 def test_a_result_that_cannot_be_kept_does_not_keep_the_message(kind, engine):
     consumer = kind.consumer(engine, threading.Lock, keeps_value=True)
     assert isinstance(kind.handle(consumer), Ack)
-    assert kind.handle(consumer) == Ack(replayed=True)
+    assert kind.handle(consumer) == Ack(replayed=True, has_value=False)
 
 
 def test_the_engine_of_the_other_kind_is_refused(kind):

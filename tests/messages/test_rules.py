@@ -174,7 +174,7 @@ def test_what_the_framework_raises_itself_is_not_done_beside_what_the_policy_nam
     "error", [DuplicateRequest(), ResultUnavailable("it was too large")], ids=lambda e: e.code
 )
 def test_what_was_done_before_is_acknowledged(error):
-    assert rules().verdict_without_run(error) == Ack(replayed=True)
+    assert rules().verdict_without_run(error) == Ack(replayed=True, has_value=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,375 @@
+"""Celery: tasks that are handled once, however often their message is delivered.
+
+`task_class` makes the task class of an application; a task says `idempotent=` to use it, and every
+other task stays as Celery has it. What happens to a delivery:
+
+    done          the value is the task's result: the function ran, or its stored value is returned
+    not now       the same message, with the same id and count of retries, is sent again
+    failed        the error is raised where Celery's own retries see it
+    never         the error is raised, and no retry follows
+
+The record is claimed inside of what `autoretry_for` adds to a task, so that an error that may be
+retried is released before it is. A direct call, `task(...)`, has no message: it calls the function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from functools import partial, wraps
+from typing import Any, Final, NoReturn, Self, TypeAlias, TypedDict, cast
+from uuid import NAMESPACE_OID, uuid5
+
+from semel.adapters._sync.consuming import Consumer
+from semel.adapters.celery_worker import (
+    DEFAULTS,
+    check_worker,
+    counts_chord_parts_twice,
+    request_class,
+    stop_worker,
+)
+from semel.core.codec import returned_by
+from semel.core.keys import Arguments
+from semel.core.optional import Needed, have
+from semel.core.policy import Policy, Rules
+from semel.decorating import Arrived, key_maker, payload_maker
+from semel.errors import ConcurrentRequest, ConfigError, IdempotencyError, NestedCall
+from semel.events import logger
+from semel.messages import Ack, Fail, Later, Message
+from semel.messages import Reject as Rejected
+from semel.sync import Idempotency
+
+with Needed("semel[celery]", by=__name__):
+    from celery import Task, signals
+    from celery.exceptions import Ignore, Reject, Retry
+
+__all__ = ["IdempotentTask", "TaskOptions", "task_class"]
+
+NOT_DONE: Final = (Retry, Reject, Ignore)
+"""What a task raises to say that this delivery is not its last one."""
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of a task, `@app.task(idempotent={...})`; True is all defaults."""
+
+    consumer: str
+    """Whose records these are: the name of the task, unless given."""
+    key: str | Callable[..., str] | None
+    """A template over the arguments, such as "order:{order_id}", or a function of them. Without
+    one, the key is the header `idempotency-key` of the message, else the id of the task."""
+    payload: str | Sequence[str] | Callable[..., object] | None
+    """The arguments that have to be the same in every message with this key, or a function of them;
+    all arguments, unless given."""
+    policy: Policy | None
+    dead_letters: bool
+    """Whether the queue has a dead-letter exchange: a task that fails is rejected to it."""
+    transaction: Callable[[], AbstractContextManager[Any]] | None
+    """Opens a transaction, such as `Session.begin`: the function gets its session before the other
+    arguments, and the record is committed with its rows."""
+
+
+IdempotentOption: TypeAlias = bool | TaskOptions
+
+
+class IdempotentTask(Task):  # type: ignore[misc]  # Celery has no types
+    """The base of the classes that `task_class` makes."""
+
+    abstract = True
+    idempotency: Idempotency
+    """The engine of these tasks."""
+    idempotent: IdempotentOption = False
+    """The options of this task; False: it is a task like any other."""
+    delivery: Delivery | None = None
+    """For semel itself: how a message of this task is handled."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """Make a task; one that is turned on handles messages."""
+        # Here and not in __init__, which the task classes of an application define as they like.
+        task = cast("Self", super().__new__(cls))
+        if cls.idempotent is not False:
+            # Before Celery wraps `run` in its own retries, which have to be around ours.
+            task.delivery = Delivery(task, cls.idempotency, cls.idempotent)
+            task.run = task.delivery.wrapped()
+        return task
+
+    @classmethod
+    def bind(cls, app: Any) -> Any:
+        """Give a task that is turned on the settings that it needs, where it says nothing."""
+        if cls.idempotent is not False:
+            for name, value in DEFAULTS.items():
+                if getattr(cls, name, None) is None:
+                    setattr(cls, name, value)
+            if _options(cls.idempotent).get("dead_letters"):
+                # A message whose task has failed is rejected, which is how it gets there.
+                cls.acks_on_failure = cls.acks_on_failure_or_timeout = False
+            cls.Request = request_class(cls.Request)
+        return super().bind(app)
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        """Send a message, as Celery does; a chord is rejected where its parts would count twice."""
+        if self.delivery is not None and options.get("chord") is not None:
+            self.delivery.check_chord()
+        return super().apply_async(*args, **options)
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """Send the task again, as Celery does, unless its record says that it ended for good."""
+        error: Any = options.get("exc")
+        if isinstance(error, BaseException) and error is _ended.get():
+            raise error  # `autoretry_for` has asked
+        return super().retry(*args, **options)
+
+
+def task_class(idempotency: Idempotency | str, *, base: type[Any] = Task) -> type[IdempotentTask]:
+    """Make a task class for an application: `Celery("shop", task_cls=task_class(idem))`.
+
+    `idempotency` is an engine, or the URL of its store. `base` is the application's own task class.
+
+    Examples:
+        >>> app = Celery("shop", task_cls=task_class(idem))
+        >>> @app.task(idempotent={"key": "order:{order_id}"})
+        ... def charge(order_id): ...
+    """
+    engine = Idempotency(idempotency) if isinstance(idempotency, str) else idempotency
+    if not isinstance(engine, Idempotency):
+        raise ConfigError(
+            f"task_class needs an Idempotency or a URL, not {type(engine).__name__}: Celery's "
+            "tasks are plain functions"
+        )
+    if not (isinstance(base, type) and issubclass(base, Task)):
+        raise ConfigError(f"base must be a task class of Celery; got {base!r}")
+    if issubclass(base, IdempotentTask):
+        raise ConfigError(f"{base.__name__} was made by task_class already")
+    names = {"abstract": True, "idempotency": engine, "__module__": base.__module__}
+    return cast("type[IdempotentTask]", type("Task", (IdempotentTask, base), names))
+
+
+def _options(idempotent: object) -> TaskOptions:
+    if idempotent is True:
+        return {}
+    if not isinstance(idempotent, Mapping):
+        raise ConfigError(
+            f"idempotent must be True, False or a dictionary of options; got {idempotent!r}"
+        )
+    unknown = idempotent.keys() - TaskOptions.__annotations__.keys()
+    if unknown:
+        known = ", ".join(TaskOptions.__annotations__)
+        raise ConfigError(f"idempotent has no option {min(unknown)!r}; known: {known}")
+    return cast("TaskOptions", idempotent)
+
+
+# --- how a message is handled --------------------------------------------------------------------
+
+_running: ContextVar[tuple[str, str] | None] = ContextVar("semel_celery_running", default=None)
+"""The task that is being handled, by name and id: a call inside of it is a direct call."""
+
+_ended: ContextVar[BaseException | None] = ContextVar("semel_celery_ended", default=None)
+"""The error of the last delivery, if it ended for good: Celery's retries must not follow it."""
+
+
+class Delivery:
+    """How the messages of one task are handled; Celery's request says which message it is."""
+
+    def __init__(self, task: Any, engine: Idempotency, idempotent: object) -> None:
+        self._task = task
+        self._run: Callable[..., Any] = task.run
+        self._engine = engine
+        self._options = _options(idempotent)
+        engine.internals.setup.check_function(self._run)
+        self._begin = self._options.get("transaction")
+        name = task.name or type(task).__name__
+        self._arguments = _arguments(name, self._run, in_transaction=self._begin is not None)
+        self._key = self._of_arguments(name, "key", key_maker)
+        self._payload = self._of_arguments(name, "payload", payload_maker)
+        self._made: Consumer | None = None
+        if task.name:  # else Celery names it when it is registered
+            self._made = self._consumer()
+        if self._begin is not None and hasattr(task, "__header__"):
+            # What `delay` checks arguments with: the session is not among them.
+            type(task).__header__ = staticmethod(partial(task.__header__, None))
+
+    def _of_arguments(self, name: str, option: str, maker: Callable[..., Any]) -> Any:
+        """Read an option that is about arguments, as one about messages."""
+        given = self._options.get(option)
+        if given is None:
+            return None
+        of_call = maker(name, self._arguments, given)
+
+        def of_message(message: Message) -> Any:
+            args, kwargs = tuple(message.body["args"]), message.body["kwargs"]
+            return of_call(Arrived(args, kwargs, self._arguments.mapping(args, kwargs)))
+
+        return of_message
+
+    def _consumer(self) -> Consumer:
+        options: dict[str, Any] = {
+            name: self._options[name]
+            for name in ("consumer", "policy", "dead_letters")
+            if name in self._options
+        }
+        return Consumer(
+            self._engine,
+            _handler(self._run),
+            {**options, "key": self._key, "payload": self._payload},
+            default_consumer=self._task.name,
+            framework_retries=True,
+            keeps_value=True,
+            not_done=NOT_DONE,
+            transaction=self._begin,
+        )
+
+    @property
+    def consumer(self) -> Consumer:
+        """What claims, runs and judges."""
+        if self._made is None:
+            self._made = self._consumer()
+        return self._made
+
+    @property
+    def policy(self) -> Rules:
+        """The policy that counts for this task."""
+        return self.consumer.rules.policy
+
+    @property
+    def dead_letters(self) -> bool:
+        """Whether the task says that its queue has a dead-letter exchange."""
+        return self.consumer.rules.dead_letters
+
+    def wrapped(self) -> Callable[..., Any]:
+        """Return what takes the place of the task's own `run`."""
+
+        @wraps(self._run)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.deliver(args, kwargs)
+
+        return run
+
+    def deliver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Handle the message of Celery's current request; without one, call the function."""
+        request = self._task.request
+        this = (self._task.name, request.id)
+        if request.called_directly or _running.get() == this:
+            return self._run(*args, **kwargs)
+        _ended.set(None)
+        _name_callbacks(request)
+        if request.chord is not None:
+            self._end_if_rejected()
+        message = Message(
+            id=request.id,
+            headers=request.headers or {},
+            body={"args": list(args), "kwargs": dict(kwargs)},
+            raw=request,
+        )
+        before = _running.set(this)
+        try:
+            verdict = self.consumer.handle(message, (args, kwargs))
+        except (ConfigError, NestedCall) as error:
+            _ended.set(error)
+            stop_worker(self._task, error)
+        except IdempotencyError as error:  # the engine was closed: somebody else has to look
+            raise Reject(error, requeue=True) from error
+        finally:
+            _running.reset(before)
+        match verdict:
+            case Ack():
+                return self._value(verdict, request)
+            case Later():
+                return self._send_again(verdict, request)
+            case Rejected():
+                _ended.set(verdict.error)
+                raise verdict.error
+            case Fail():
+                _ended.set(None)  # a task that was run inside may have ended with the same error
+                raise verdict.error
+
+    def check_chord(self) -> None:
+        """Raise a `ConfigError` if the result backend would count a part of a chord twice."""
+        backend = self._task.backend
+        if counts_chord_parts_twice(backend):
+            raise ConfigError(
+                f"{self._task.name} is idempotent and part of a chord, and the result backend "
+                f"{type(backend).__name__} counts a part again each time its message is "
+                "delivered: the chord would go on without its other parts. Use the Redis or the "
+                "database backend for chords of idempotent tasks"
+            )
+
+    def _end_if_rejected(self) -> None:
+        try:
+            self.check_chord()
+        except ConfigError as error:
+            _ended.set(error)
+            raise
+
+    def _value(self, verdict: Ack, request: Any) -> Any:
+        if verdict.has_value:
+            return verdict.value
+        # To store None as the result would hide what the first delivery has stored.
+        if request.callbacks or request.chain or request.chord:
+            logger.warning(
+                "the task %s [%s] was done before, and its value is not kept: what is to be called "
+                "with it is not sent again",
+                self._task.name,
+                request.id,
+            )
+        raise Ignore("done before; its value is not kept")
+
+    def _send_again(self, verdict: Later, request: Any) -> NoReturn:
+        """Send the same message with a countdown, and only then acknowledge this one."""
+        if request.is_eager:
+            raise ConcurrentRequest(verdict.reason, retry_after=verdict.seconds)
+        ignored = vars(request).get("ignore_result")
+        again = self._task.signature_from_request(
+            request,
+            countdown=verdict.seconds,
+            retries=request.retries,
+            ignore_result=self._task.ignore_result if ignored is None else ignored,
+        )
+        try:
+            # A connection of its own, as the application's may not wait for confirmations.
+            with self._task.app.connection_for_write(
+                transport_options={"confirm_publish": True}
+            ) as connection:
+                again.apply_async(connection=connection, add_to_parent=False)
+        except Exception as error:
+            raise Reject(error, requeue=True) from error
+        raise Ignore(f"delivered again in {verdict.seconds:.1f} s: {verdict.reason}")
+
+
+def _arguments(name: str, run: Callable[..., Any], *, in_transaction: bool) -> Arguments:
+    """Read the parameters of a task; the session of a transaction is none of them."""
+    try:
+        signature = inspect.signature(run)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the parameters of {name} cannot be read: {error}") from error
+    parameters = list(signature.parameters.values())
+    return Arguments(name, signature.replace(parameters=parameters[1 if in_transaction else 0 :]))
+
+
+def _handler(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a handler that gets the arguments of a call as one; a session comes before it."""
+
+    def handler(*given: Any) -> Any:
+        *session, (args, kwargs) = given
+        return run(*session, *args, **kwargs)
+
+    handler.__annotations__ = {"return": returned_by(run)}
+    return handler
+
+
+def _name_callbacks(request: Any) -> None:
+    """Give the tasks of `link=` an id: each delivery sends them, and they are the same tasks."""
+    for number, callback in enumerate(request.callbacks or ()):
+        options = callback.get("options")
+        if options is not None and not callback.get("subtask_type"):
+            options.setdefault("task_id", str(uuid5(NAMESPACE_OID, f"{request.id}:{number}")))
+
+
+def _check(instance: Any, **_: Any) -> None:
+    tasks = instance.app.tasks.values()
+    check_worker(instance, [task for task in tasks if getattr(task, "delivery", None) is not None])
+
+
+# Celery's modules promise these, and its own retries stand on most of them.
+have("celery", Task, "signature_from_request", "apply_async", "retry", "bind", "Request")
+signals.celeryd_after_setup.connect(_check, weak=False)

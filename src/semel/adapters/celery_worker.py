@@ -1,0 +1,187 @@
+"""Celery's side of idempotent tasks in a worker: acknowledging, stopping, and wrong settings.
+
+A message is acknowledged when its record is finished. Celery's defaults acknowledge it earlier, or
+although nothing was recorded: what is needed instead is in `DEFAULTS`, and a worker that starts
+with something else says so in its log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, Final, NoReturn
+
+from semel.core.optional import Needed
+from semel.events import logger
+from semel.messages import JITTER, LONGEST
+
+with Needed("semel[celery]", by=__name__):
+    from celery.exceptions import Reject, TimeLimitExceeded
+    from celery.utils.imports import symbol_by_name
+
+DEFAULTS: Final = {"acks_late": True, "reject_on_worker_lost": True, "acks_on_timeout": False}
+"""What an idempotent task needs; Celery before 5.6 does not know the last one."""
+
+VISIBILITY: Final = {"redis": 3600.0, "sqs": 1800.0}
+"""Seconds after which a broker without acknowledgements delivers a message again, by default."""
+
+
+# --- acknowledging -------------------------------------------------------------------------------
+
+
+class DeliveredAgain:
+    """Part of a task's `Request`: after a hard time limit, its message is delivered again.
+
+    Celery marks such a task as failed although it comes back, so that its chord fails, and before
+    5.6 it drops the message.
+    """
+
+    task: Any
+    name: str
+    id: str
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """Give back the message of a task that has exceeded its hard time limit."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if isinstance(error, TimeLimitExceeded) and self._comes_again:
+            return self._give_back()
+        return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]  # of Request
+
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        """Give back the message of a task that has exceeded its hard time limit."""
+        if soft or not self._comes_again:
+            return super().on_timeout(soft, timeout)  # type: ignore[misc]  # of Request
+        logger.error(
+            "hard time limit (%s s) exceeded for %s [%s]: its message is delivered again",
+            timeout,
+            self.name,
+            self.id,
+        )
+        return self._give_back()
+
+    def _give_back(self) -> None:
+        # Imported here: producers need nothing of a worker. A second call changes nothing.
+        from celery.worker.state import task_ready  # noqa: PLC0415
+
+        task_ready(self)
+        self.reject(requeue=True)  # type: ignore[attr-defined]  # of Request
+
+    @property
+    def _comes_again(self) -> bool:
+        return bool(self.task.acks_late and not self.task.acks_on_timeout)
+
+
+def request_class(base: Any) -> type[Any]:
+    """Make the `Request` of an idempotent task from the one that the task has."""
+    return _request_class(symbol_by_name(base))
+
+
+@cache
+def _request_class(base: type[Any]) -> type[Any]:
+    if issubclass(base, DeliveredAgain):
+        return base
+    return type("Request", (DeliveredAgain, base), {})
+
+
+def counts_chord_parts_twice(backend: Any) -> bool:
+    """Tell whether a result backend counts a part of a chord whenever its task ends."""
+    if getattr(backend, "implements_incr", False):
+        return True
+    # Redis: a list counts twice, a sorted set does not; newer versions look at the task's id.
+    kind = type(backend)
+    if not hasattr(kind, "_chord_zset") or hasattr(kind, "_chord_part_return_script"):
+        return False
+    options = backend.app.conf.result_backend_transport_options
+    return not options.get("result_chord_ordered", True)
+
+
+# --- stopping ------------------------------------------------------------------------------------
+
+
+class Program:
+    """The worker's main process, if this is a worker or one of its children."""
+
+    pid: int | None = None
+
+
+def stop_worker(task: Any, error: Exception) -> NoReturn:
+    """Stop the worker, its message unacknowledged: the program is wrong, and not the message."""
+    if Program.pid is None or task.request.is_eager:
+        raise error
+    logger.critical(
+        "the worker stops, and the message of %s [%s] stays in its queue: %s",
+        task.name,
+        task.request.id,
+        error,
+        exc_info=error,
+    )
+    os.kill(Program.pid, signal.SIGTERM)
+    raise Reject(error, requeue=True) from error
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def check_worker(worker: Any, tasks: Sequence[Any]) -> None:
+    """Log what is wrong with the settings of a worker that starts, once for each task."""
+    Program.pid = os.getpid()
+    if not tasks:
+        return
+    connection = worker.app.connection_for_read()
+    broker = connection.transport.driver_type
+    visibility = VISIBILITY.get(broker)
+    if visibility is not None:
+        visibility = float(connection.transport_options.get("visibility_timeout") or visibility)
+    for task in tasks:
+        for problem in problems(task, broker, visibility, worker.time_limit):
+            logger.warning("Celery task %s: %s", task.name, problem)
+
+
+def problems(
+    task: Any, broker: str, visibility: float | None, time_limit: float | None
+) -> Iterator[str]:
+    """Say what is wrong with the settings of an idempotent task on this broker."""
+    if not task.acks_late:
+        yield (
+            "acks_late is off: a message is acknowledged before it is handled, and is lost if the "
+            "worker stops"
+        )
+    if not task.reject_on_worker_lost:
+        yield (
+            "reject_on_worker_lost is off: a message is lost if the process that handles it is "
+            "killed"
+        )
+    limit = task.time_limit or time_limit
+    if task.acks_on_timeout:
+        yield "acks_on_timeout is on: a message is lost if its task exceeds the hard time limit"
+    elif limit and task.delivery.policy.max_attempts is None:
+        yield (
+            f"it has a time limit of {limit:g} s and no max_attempts: a task that always exceeds "
+            "its limit is delivered again without end. Give it Policy(max_attempts=...)"
+        )
+    if task.delivery.dead_letters and broker != "amqp":
+        yield (
+            f"dead_letters is on, and the broker ({broker}) has no dead-letter exchange: the "
+            "message of a task that fails is dropped"
+        )
+    if visibility is not None:
+        longest = max(float(limit or 0), _longest_countdown(task))
+        if visibility < longest:
+            yield (
+                f"the visibility timeout of the broker is {visibility:g} s: what runs or waits "
+                f"longer is delivered again meanwhile, and this task may take {longest:g} s. Raise "
+                "visibility_timeout in broker_transport_options"
+            )
+
+
+def _longest_countdown(task: Any) -> float:
+    """Return how long a message of this task may wait in a worker that holds it."""
+    lease: float = task.delivery.policy.lease
+    waits = [LONGEST, lease * (1 + JITTER)]
+    if task.max_retries != 0:
+        waits.append(float(task.default_retry_delay))
+        if getattr(task, "autoretry_for", ()) and getattr(task, "retry_backoff", False):
+            waits.append(float(getattr(task, "retry_backoff_max", 600)))
+    return max(waits)

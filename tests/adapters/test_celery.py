@@ -1,0 +1,780 @@
+"""Celery tasks in this process: by Celery's own tracer, as a worker's process runs them, and eagerly.
+
+Real workers on real brokers are in test_celery_workers.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import ClassVar
+
+import pytest
+from celery import Celery, Task, chord
+from celery.app.trace import trace_task
+from celery.backends import cache
+from celery.exceptions import Ignore, Reject, Retry
+from celery.worker.request import Request
+
+from semel import Idempotency, Policy, current_attempt, open_store
+from semel.adapters.celery import task_class
+from semel.adapters.celery_worker import counts_chord_parts_twice, problems, request_class
+from semel.aio import AsyncIdempotency
+from semel.errors import (
+    AttemptsExhausted,
+    ConcurrentRequest,
+    ConfigError,
+    InvalidKey,
+    NestedCall,
+    OutcomeUnknown,
+    PayloadMismatch,
+)
+from semel.testing import FaultyStore, Refuse
+
+NOW = {"max_retries": 2, "countdown": 0}
+
+
+@pytest.fixture
+def idem() -> Iterator[Idempotency]:
+    with Idempotency("memory://") as engine:
+        yield engine
+
+
+@pytest.fixture
+def shop(idem):
+    return application(idem)
+
+
+class Shop(Celery):
+    """An application whose tasks no other application gets to see."""
+
+    def task(self, *args, **options):
+        return super().task(*args, **{**options, "shared": False})
+
+
+def application(idem, *, broker="memory://", **options) -> Celery:
+    cache._DUMMY_CLIENT_CACHE.clear()
+    shop = Shop(
+        "shop",
+        task_cls=task_class(idem, **options),
+        broker=broker,
+        backend="cache+memory://",
+        set_as_current=False,
+    )
+    shop.conf.task_publish_retry = False
+    shop.conf.broker_transport_options = {"max_retries": 1, "interval_max": 0.1}
+    return shop
+
+
+class Deliveries(list):
+    """What the function of a task was called with, each time it ran."""
+
+    def task(self, app, *, result=None, raises=None, **options):
+        @app.task(name="charge", **options)
+        def charge(order):
+            self.append(order)
+            if raises is not None:
+                raise raises
+            return result
+
+        return charge
+
+
+@pytest.fixture
+def ran() -> Deliveries:
+    return Deliveries()
+
+
+def delivered(task, *args, key="message-1", **request):
+    """Run a task as the process of a worker does, and return what the worker gets to see."""
+    told = {"id": key, "is_eager": False, "delivery_info": {}, **request}
+    outcome = trace_task(task, key, list(args), {}, told, app=task.app)
+    return outcome.retval if outcome.info is None else outcome.info
+
+
+def messages(app, queue="celery"):
+    """Take the messages out of a queue of the memory broker."""
+    with (
+        app.connection_for_read() as connection,
+        contextlib.closing(connection.SimpleQueue(queue)) as taken,
+    ):
+        while True:
+            try:
+                message = taken.get(block=False)
+            except taken.Empty:
+                return
+            message.ack()
+            yield message
+
+
+# --- what a task says --------------------------------------------------------------------------
+
+
+@dataclass
+class Receipt:
+    number: int
+    items: tuple[str, ...]
+
+
+def test_a_duplicate_gets_the_stored_value_in_its_own_type(shop, ran):
+    @shop.task(idempotent=True)
+    def charge(order: int) -> Receipt:
+        ran.append(order)
+        return Receipt(order, ("tea",))
+
+    first, second = (charge.apply((7,), task_id="a").get() for _ in range(2))
+    assert first == second == Receipt(7, ("tea",))
+    assert ran == [7]
+    assert charge.apply((7,), task_id="b").get() == first
+    assert ran == [7, 7]
+
+
+def test_an_attempt_is_running_while_the_function_is(shop):
+    @shop.task(idempotent=True)
+    def charge():
+        return current_attempt().derive("mail")
+
+    assert charge.apply(task_id="a").get() == charge.apply(task_id="a").get()
+
+
+def test_a_task_that_says_nothing_is_celerys_own(shop):
+    def charge(order):
+        return order
+
+    ours = shop.task(name="charge")(charge)
+    theirs = Celery("other", set_as_current=False).task(name="charge", shared=False)(charge)
+    assert ours.run is charge is theirs.run
+    for name in (
+        "acks_late",
+        "reject_on_worker_lost",
+        "acks_on_failure",
+        "acks_on_timeout",
+        "Request",
+    ):
+        assert getattr(ours, name, None) == getattr(theirs, name, None), name
+    assert [ours.apply((each,), task_id="a").get() for each in (1, 2)] == [1, 2]
+
+
+def test_a_task_that_is_idempotent_is_acknowledged_when_its_record_is_finished(shop, ran):
+    charge = ran.task(shop, idempotent=True)
+    assert charge.acks_late
+    assert charge.reject_on_worker_lost
+    assert not charge.acks_on_timeout
+    assert charge.acks_on_failure_or_timeout
+
+
+def test_what_a_task_says_of_acknowledging_counts(shop, ran):
+    charge = ran.task(
+        shop, idempotent=True, acks_late=False, reject_on_worker_lost=False, acks_on_timeout=True
+    )
+    assert not charge.acks_late
+    assert not charge.reject_on_worker_lost
+    assert charge.acks_on_timeout
+
+
+@pytest.mark.parametrize(
+    ("idempotent", "message"),
+    [
+        ("yes", "idempotent must be True, False or a dictionary"),
+        ({"ttl": 5}, "no option 'ttl'; known: consumer, key, payload, policy, dead_letters, transaction"),
+        ({"key": "order:{number}"}, "order:{number}"),
+        ({"key": 5}, "key must be a template"),
+        ({"payload": "number"}, "payload must name arguments"),
+        ({"consumer": ""}, "consumer"),
+        ({"policy": "job"}, "policy must be a Policy"),
+        ({"dead_letters": "yes"}, "dead_letters"),
+        ({"transaction": "Session"}, "transaction must be a function"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_an_error_when_the_task_is_made(shop, ran, idempotent, message):
+    with pytest.raises(ConfigError, match=message):
+        ran.task(shop, idempotent=idempotent)._get_current_object()
+
+
+def test_the_parameters_of_a_task_have_to_be_readable(shop):
+    class Charge(shop.Task):
+        idempotent = True
+        run = staticmethod(dict)
+
+    with pytest.raises(ConfigError, match="parameters of Charge cannot be read"):
+        Charge()
+
+
+def test_an_async_function_is_no_task(shop):
+    async def charge(): ...
+
+    with pytest.raises(ConfigError, match="async"):
+        shop.task(idempotent=True)(charge)._get_current_object()
+
+
+def test_task_class_takes_an_engine_or_a_url(sqlite_url):
+    made = task_class(sqlite_url)
+    assert isinstance(made.idempotency, Idempotency)
+    made.idempotency.close()
+    with pytest.raises(ConfigError, match="not AsyncIdempotency"):
+        task_class(AsyncIdempotency("memory://"))
+    with pytest.raises(ConfigError, match="base must be a task class"):
+        task_class("memory://", base=dict)
+    with pytest.raises(ConfigError, match="made by task_class already"):
+        task_class("memory://", base=made)
+
+
+# --- which messages are the same ---------------------------------------------------------------
+
+
+def test_a_key_is_made_from_the_arguments_however_they_come(shop, ran):
+    charge = ran.task(shop, idempotent={"key": "order:{order}", "payload": "order"})
+    charge.apply((7,))
+    charge.apply(kwargs={"order": 7})
+    charge.apply((8,))
+    assert ran == [7, 8]
+
+
+def test_a_key_may_be_a_function_of_the_arguments(shop, ran):
+    charge = ran.task(shop, idempotent={"key": lambda order: f"order-{order}"})
+    charge.apply((7,))
+    charge.apply((7,))
+    assert ran == [7]
+
+
+def test_the_object_of_a_bound_task_is_no_argument(shop, ran):
+    @shop.task(bind=True, idempotent={"key": "{order}"})
+    def charge(self, order):
+        ran.append((self.name, order))
+
+    charge.apply((7,))
+    charge.apply((7,))
+    assert ran == [(charge.name, 7)]
+
+
+def test_the_header_is_the_key_where_no_expression_is(shop, ran):
+    charge = ran.task(shop, idempotent=True)
+    for _ in range(2):
+        charge.apply((7,), headers={"idempotency-key": "order-7"})
+    assert ran == [7]
+
+
+def test_a_message_whose_key_cannot_be_made_fails_and_is_not_retried(shop, ran):
+    charge = ran.task(
+        shop,
+        idempotent={"key": "order:{order.number}"},
+        autoretry_for=(Exception,),
+        retry_kwargs=NOW,
+    )
+    result = charge.apply((7,))
+    assert isinstance(result.result, InvalidKey)
+    assert ran == []
+
+
+def test_arguments_that_do_not_fit_are_named(shop, ran):
+    charge = ran.task(shop, idempotent={"key": "{order}"})
+    result = charge.apply((7, 8))
+    assert isinstance(result.result, InvalidKey)
+    assert "charge() too many positional arguments" in str(result.result)
+
+
+def test_another_payload_fails_and_runs_nothing(shop, ran):
+    charge = ran.task(shop, idempotent=True)
+    charge.apply((7,), task_id="a")
+    assert isinstance(charge.apply((8,), task_id="a").result, PayloadMismatch)
+    assert ran == [7]
+
+
+def test_payload_says_which_arguments_are_compared(shop, ran):
+    @shop.task(idempotent={"payload": lambda order, note: order})
+    def by_function(order, note):
+        ran.append(note)
+
+    @shop.task(idempotent={"payload": ["order"]})
+    def by_name(order, note):
+        ran.append(note)
+
+    for task in (by_function, by_name):
+        task.apply((7, "a"), task_id="a")
+        assert task.apply((7, "b"), task_id="a").successful()
+        assert isinstance(task.apply((8, "a"), task_id="a").result, PayloadMismatch)
+    assert ran == ["a", "a"]
+
+
+def test_two_tasks_with_one_consumer_share_their_records(shop, ran):
+    @shop.task(idempotent={"consumer": "mailer"})
+    def first():
+        ran.append("first")
+
+    @shop.task(idempotent={"consumer": "mailer"})
+    def second():
+        ran.append("second")
+
+    first.apply(task_id="a")
+    second.apply(task_id="a")
+    assert ran == ["first"]
+
+
+# --- what becomes of a failure -----------------------------------------------------------------
+
+
+def test_an_error_is_retried_by_celery_under_the_same_id(shop, ran):
+    @shop.task(bind=True, idempotent=True, autoretry_for=(OSError,), retry_kwargs=NOW)
+    def charge(self):
+        ran.append(self.request.retries)
+        if self.request.retries < 2:
+            raise OSError
+        return "paid"
+
+    assert charge.apply(task_id="a").get() == "paid"
+    assert ran == [0, 1, 2]
+
+
+@pytest.mark.parametrize("policy", [Policy(failure="final"), Policy(abandoned="hold")])
+def test_an_error_that_is_recorded_is_not_retried(shop, ran, policy):
+    charge = ran.task(
+        shop,
+        raises=OSError("declined"),
+        idempotent={"policy": policy},
+        autoretry_for=(Exception,),
+        retry_kwargs=NOW,
+    )
+    result = charge.apply((7,), task_id="a")
+    assert isinstance(result.result, OSError)
+    assert "in charge" in result.traceback
+    assert ran == [7]
+
+
+def test_an_error_that_is_the_one_of_a_task_inside_is_retried(shop, ran):
+    inside = ran.task(
+        shop, raises=OSError("declined"), idempotent={"policy": Policy(failure="final")}
+    )
+
+    @shop.task(bind=True, idempotent=True, autoretry_for=(OSError,), retry_kwargs=NOW)
+    def outer(self):
+        ran.append(self.request.retries)
+        inside.apply((7,), task_id=f"inside-{self.request.retries}", throw=True)
+
+    outer.apply(task_id="a")
+    assert ran == [0, 7, 1, 7, 2, 7]
+
+
+def test_a_retry_of_the_task_itself_is_not_a_failure_under_hold(shop, ran):
+    @shop.task(bind=True, idempotent={"policy": Policy(abandoned="hold")}, max_retries=None)
+    def charge(self):
+        ran.append(self.request.retries)
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+        return "paid"
+
+    assert charge.apply(task_id="a").get() == "paid"
+    assert ran == [0, 1, 2]
+
+
+@pytest.mark.parametrize("raised", [Reject("not here"), Ignore("not now"), Retry("soon")])
+def test_a_task_that_is_not_done_runs_again_under_hold(shop, ran, raised):
+    charge = ran.task(shop, raises=raised, idempotent={"policy": Policy(abandoned="hold")})
+    for _ in range(2):
+        assert delivered(charge, 7).retval is raised
+    assert ran == [7, 7]
+
+
+def test_a_held_message_is_delivered_again_later_or_fails_with_dead_letters(shop, ran):
+    hold = Policy(abandoned="hold")
+    held = ran.task(shop, raises=OSError("cut"), idempotent={"policy": hold})
+    assert delivered(held, 7).state == "FAILURE"
+    assert delivered(held, 7).state == "IGNORED"
+    (again,) = messages(shop)
+    assert again.headers["eta"]
+
+    @shop.task(idempotent={"policy": hold, "dead_letters": True})
+    def lettered():
+        raise OSError("cut")
+
+    assert not lettered.acks_on_failure_or_timeout
+    assert delivered(lettered).state == "FAILURE"
+    assert isinstance(delivered(lettered).retval, OutcomeUnknown)
+
+
+def test_attempts_end(shop, ran):
+    charge = ran.task(
+        shop,
+        raises=OSError("cut"),
+        idempotent={"policy": Policy(max_attempts=2, failure="retryable")},
+        autoretry_for=(OSError,),
+        retry_kwargs={"max_retries": None, "countdown": 0},
+    )
+    assert isinstance(charge.apply((7,), task_id="a").result, AttemptsExhausted)
+    assert ran == [7, 7]
+
+
+# --- what is not a message ---------------------------------------------------------------------
+
+
+def test_a_direct_call_calls_the_function(shop, ran):
+    charge = ran.task(shop, result="paid", idempotent=True)
+    assert [charge(7), charge(7)] == ["paid", "paid"]
+    assert ran == [7, 7]
+
+
+def test_a_call_inside_of_the_task_is_a_direct_one(shop, ran):
+    @shop.task(bind=True, idempotent=True)
+    def charge(self, order):
+        ran.append(order)
+        return order if order == 0 else (charge(order - 1), self.run(0))
+
+    assert delivered(charge, 2) == ((0, 0), 0)
+    assert ran == [2, 1, 0, 0, 0]
+
+
+def test_an_eager_message_that_runs_elsewhere_is_an_error(idem, shop, ran):
+    begun, go = Event(), Event()
+
+    @shop.task(idempotent=True)
+    def charge():
+        ran.append(1)
+        begun.set()
+        assert go.wait(30)
+
+    first = Thread(target=charge.apply, kwargs={"task_id": "a"})
+    first.start()
+    assert begun.wait(30)
+    second = charge.apply(task_id="a")
+    go.set()
+    first.join()
+    assert isinstance(second.result, ConcurrentRequest)
+    assert second.result.retry_after >= 1
+    assert ran == [1]
+
+
+def test_a_nested_call_is_an_error_of_the_program(shop, ran):
+    @shop.task(idempotent=True, autoretry_for=(Exception,), retry_kwargs=NOW)
+    def charge():
+        ran.append(1)
+        return shop.Task.idempotency.execute("a", lambda: 1, scope=charge.name)
+
+    assert isinstance(charge.apply(task_id="a").result, NestedCall)
+    assert ran == [1]
+
+
+# --- task classes ------------------------------------------------------------------------------
+
+
+class Counting(Task):
+    abstract = True
+    calls: ClassVar[list[str]] = []
+
+    def __init__(self):  # as Celery's documentation has it
+        self.started = True
+
+    def __call__(self, *args, **kwargs):
+        self.calls.append("call")
+        return super().__call__(*args, **kwargs)
+
+    def on_failure(self, exc, task_id, args, kwargs, einfo):
+        self.calls.append(type(exc).__name__)
+
+
+def test_a_base_of_the_applications_own_keeps_what_it_does(idem, ran):
+    shop = application(idem, base=Counting)
+    charge = ran.task(shop, result="paid", idempotent=True)
+    Counting.calls.clear()
+    assert [delivered(charge, 7), delivered(charge, 7)] == ["paid", "paid"]
+    delivered(charge, 8)
+    assert charge.started
+    assert Counting.calls == ["call", "call", "call", "PayloadMismatch"]
+    assert ran == [7]
+
+
+def test_a_class_between_says_it_for_all_of_its_tasks(shop, ran):
+    class Base(shop.Task):
+        idempotent: ClassVar = {"key": "{order}"}
+
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
+    charge = ran.task(shop, base=Base)
+
+    @shop.task(base=Base, idempotent=False)
+    def off(order):
+        ran.append(-order)
+
+    for _ in range(2):
+        delivered(charge, 7, key="a")
+        delivered(off, 8, key="a")
+    assert ran == [7, -8, -8]
+
+
+@pytest.mark.parametrize("name", [None, "shop.charge"])
+def test_a_task_that_is_a_class_works(shop, ran, name):
+    class Charge(shop.Task):
+        idempotent: ClassVar = {"policy": Policy(failure="final")}
+
+        def run(self, order):
+            ran.append((self.request.retries, order))
+            raise OSError
+
+    Charge.name = name
+    charge = shop.register_task(Charge(), autoretry_for=(OSError,), retry_kwargs=NOW)
+    assert charge.delivery.consumer.rules.consumer == charge.name
+    charge.apply((7,), task_id="a")
+    assert charge.apply((7,), task_id="a").state == "FAILURE"
+    assert ran == [(0, 7)]
+
+
+def test_the_retries_that_register_task_adds_are_around_ours(shop, ran):
+    class Charge(shop.Task):
+        idempotent = True
+
+        def run(self):
+            ran.append(self.request.retries)
+            raise OSError
+
+    shop.register_task(Charge(), autoretry_for=(OSError,), retry_kwargs=NOW).apply()
+    assert ran == [0, 1, 2]
+
+
+# --- a message that cannot be handled now ------------------------------------------------------
+
+
+@contextlib.contextmanager
+def held_elsewhere(idem, task, key):
+    """Another worker has begun to handle the message."""
+    begun, go = Event(), Event()
+
+    def handle():
+        begun.set()
+        assert go.wait(30)
+
+    other = Thread(target=idem.execute, args=(key, handle), kwargs={"scope": task.name})
+    other.start()
+    assert begun.wait(30)
+    try:
+        yield
+    finally:
+        go.set()
+        other.join()
+
+
+def test_a_message_that_runs_elsewhere_is_sent_again_as_it_was(idem, shop, ran):
+    charge = ran.task(shop, idempotent={"payload": lambda order: None})
+    sent = {
+        "root_id": "root", "parent_id": "parent", "group": "group-1", "group_index": 3,
+        "retries": 2, "expires": "2099-01-01T00:00:00+00:00", "timelimit": [30, 20],
+        "ignore_result": True, "origin": "here", "shadow": "charge!", "tenant": "t-1",
+        "delivery_info": {"exchange": "", "routing_key": "orders", "priority": 4, "redelivered": True},
+        "callbacks": [charge.s()], "errbacks": [charge.s(1)], "chain": [charge.s(2)],
+    }  # fmt: skip
+    with held_elsewhere(idem, charge, "message-1"):
+        info = delivered(charge, 7, **sent)
+    assert info.state == "IGNORED"
+    assert "delivered again in" in str(info.retval)
+    (again,) = messages(shop, "orders")
+    headers = again.headers
+    assert headers["id"] == "message-1"
+    assert headers["eta"] is not None
+    assert headers["tenant"] == "t-1"
+    assert again.properties["priority"] == 4
+    assert again.payload[:2] == [[7], {}]
+    embed = again.payload[2]
+    assert [each["task"] for each in embed["callbacks"] + embed["errbacks"] + embed["chain"]] == [
+        "charge"
+    ] * 3
+    for name in ("root_id", "parent_id", "group", "group_index", "retries", "expires", "timelimit",
+                 "ignore_result", "origin", "shadow"):  # fmt: skip
+        assert headers[name] == sent[name], name
+    assert ran == []
+
+
+def test_the_setting_of_the_task_counts_where_the_message_says_nothing_of_its_result(
+    idem, shop, ran
+):
+    charge = ran.task(shop, idempotent={"payload": lambda order: None}, ignore_result=True)
+    with held_elsewhere(idem, charge, "message-1"):
+        delivered(charge, 7)
+    (again,) = messages(shop)
+    assert again.headers["ignore_result"] is True
+
+
+def test_a_message_that_cannot_be_sent_again_stays(idem, ran):
+    shop = application(idem, broker="amqp://127.0.0.1:1")
+    charge = ran.task(shop, idempotent={"payload": lambda order: None})
+    with held_elsewhere(idem, charge, "message-1"):
+        info = delivered(charge, 7)
+    assert info.state == "REJECTED"
+    assert info.retval.requeue
+
+
+def test_a_message_whose_result_was_never_stored_stays(ran):
+    store = FaultyStore(open_store("memory://"))
+    idem = Idempotency(store, policy=Policy(lease=0.5, store_timeout=0.2))
+    store.inject("complete", Refuse(), times=1000)
+    shop = application(idem)
+
+    @shop.task(idempotent=True)
+    def charge(): ...
+
+    def close():
+        while not store.fired("complete"):
+            time.sleep(0.01)
+        idem.close()
+
+    closing = Thread(target=close)
+    closing.start()
+    info = delivered(charge)
+    closing.join()
+    assert info.state == "REJECTED"
+    assert info.retval.requeue
+
+
+# --- results, chords and what is linked --------------------------------------------------------
+
+
+def test_a_result_that_is_not_kept_leaves_the_first_one_alone(shop, ran, caplog):
+    charge = ran.task(shop, result="paid", idempotent={"policy": Policy(duplicate="reject")})
+    assert delivered(charge, 7) == "paid"
+    with caplog.at_level(logging.WARNING, "semel"):
+        assert delivered(charge, 7).state == "IGNORED"
+        assert not caplog.records
+        assert delivered(charge, 7, chain=[charge.s()]).state == "IGNORED"
+    assert "is not sent again" in caplog.text
+    assert shop.AsyncResult("message-1").result == "paid"
+    assert ran == [7]
+
+
+def test_what_is_linked_has_the_same_id_after_each_delivery(shop, ran):
+    charge = ran.task(shop, result=5, idempotent=True)
+
+    @shop.task(name="mail")
+    def mail(result): ...
+
+    pair = [mail.s(), mail.s(), mail.s().set(task_id="given"), mail.s() | mail.s()]
+    for _ in range(2):
+        delivered(charge, 7, callbacks=[dict(each) for each in pair])
+    first, second = (
+        {message.headers["id"] for message in sent}
+        for sent in zip(*[messages(shop)] * 4, strict=True)
+    )
+    assert len(first & second) == 3  # a chain has other ids each time
+    assert "given" in first
+
+
+def test_a_chord_is_rejected_where_its_parts_would_count_twice(shop, ran):
+    charge = ran.task(shop, idempotent=True, autoretry_for=(Exception,), retry_kwargs=NOW)
+
+    @shop.task(name="mail")
+    def mail(results): ...
+
+    with pytest.raises(ConfigError, match="CacheBackend"):
+        chord([charge.s(7)], mail.s()).apply_async()
+    info = delivered(charge, 7, group="group-1", chord=dict(mail.s()))
+    assert isinstance(info.retval, ConfigError)  # sent by something else
+    assert ran == []
+
+
+def test_redis_counts_parts_twice_only_as_a_list_without_ids():
+    class Backend:
+        _chord_zset = True
+
+        def __init__(self, **options):
+            self.app = Celery(set_as_current=False)
+            self.app.conf.result_backend_transport_options = options
+
+    class Newer(Backend):
+        _chord_part_return_script = None
+
+    unordered = {"result_chord_ordered": False}
+    assert counts_chord_parts_twice(Backend(**unordered))
+    assert not counts_chord_parts_twice(Backend())
+    assert not counts_chord_parts_twice(Newer(**unordered))
+
+
+# --- in a transaction --------------------------------------------------------------------------
+
+
+def test_the_record_is_committed_with_the_rows_of_the_task(tmp_path, ran):
+    database = tmp_path / "shop.db"
+
+    @contextlib.contextmanager
+    def begin():
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+
+    with Idempotency(f"sqlite:///{database}") as idem:
+        idem.peek("-")  # makes the table
+        shop = application(idem)
+
+        @shop.task(idempotent={"transaction": begin, "key": "{order}"})
+        def charge(session, order):
+            session.execute("CREATE TABLE IF NOT EXISTS paid (number)")
+            session.execute("INSERT INTO paid VALUES (?)", (order,))
+            return order
+
+        assert [delivered(charge, 7), delivered(charge, 7)] == [7, 7]
+        charge.delay(8)
+        with pytest.raises(TypeError):
+            charge.delay()
+        with begin() as session:
+            assert session.execute("SELECT number FROM paid").fetchall() == [(7,)]
+            assert charge(session, 9) == 9
+
+        class Charge(shop.Task):
+            idempotent: ClassVar = {"transaction": begin}
+
+            def run(self, session, order):
+                session.execute("INSERT INTO paid VALUES (?)", (order,))
+
+        delivered(shop.register_task(Charge()), 10)
+        with begin() as session:
+            assert session.execute("SELECT number FROM paid").fetchall() == [(7,), (9,), (10,)]
+
+
+# --- settings of a worker ----------------------------------------------------------------------
+
+
+def told(task, broker="amqp", visibility=None, time_limit=None):
+    return [problem.partition(":")[0] for problem in problems(task, broker, visibility, time_limit)]
+
+
+def test_good_settings_have_no_problems(shop, ran):
+    assert told(ran.task(shop, idempotent=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "worker", "problem"),
+    [
+        ({"acks_late": False}, {}, "acks_late is off"),
+        ({"reject_on_worker_lost": False}, {}, "reject_on_worker_lost is off"),
+        ({"acks_on_timeout": True, "time_limit": 5}, {}, "acks_on_timeout is on"),
+        ({"time_limit": 5}, {}, "it has a time limit of 5 s and no max_attempts"),
+        ({}, {"time_limit": 60}, "it has a time limit of 60 s and no max_attempts"),
+        ({}, {"broker": "redis", "visibility": 299.0}, "the visibility timeout of the broker is 299 s"),
+        ({"default_retry_delay": 900}, {"broker": "sqs", "visibility": 600.0}, "the visibility timeout of the broker is 600 s"),
+        ({"autoretry_for": (OSError,), "retry_backoff": True, "retry_backoff_max": 700}, {"broker": "redis", "visibility": 600.0}, "the visibility timeout of the broker is 600 s"),
+        ({"idempotent": {"policy": Policy(lease=700)}}, {"broker": "redis", "visibility": 600.0}, "the visibility timeout of the broker is 600 s"),
+        ({"idempotent": {"dead_letters": True}}, {"broker": "redis"}, "dead_letters is on, and the broker (redis) has no dead-letter exchange"),
+    ],
+)  # fmt: skip
+def test_a_problem_is_told(shop, ran, options, worker, problem):
+    assert told(ran.task(shop, **{"idempotent": True, **options}), **worker) == [problem]
+
+
+def test_a_time_limit_longer_than_the_visibility_timeout_is_told(shop, ran):
+    bounded = {"policy": Policy(max_attempts=3)}
+    charge = ran.task(shop, idempotent=bounded, time_limit=4000, max_retries=0)
+    assert told(charge, "redis", 3600.0) == ["the visibility timeout of the broker is 3600 s"]
+    assert told(charge, "redis", 4000.0) == []
+
+
+# --- acknowledging -----------------------------------------------------------------------------
+
+
+def test_a_request_of_the_applications_own_stays_one(shop, ran):
+    class Own(Request):
+        pass
+
+    charge = ran.task(shop, idempotent=True, Request=Own)
+    assert issubclass(charge.Request, Own)
+    assert request_class(charge.Request) is charge.Request
