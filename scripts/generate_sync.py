@@ -166,7 +166,7 @@ ONLY_TASKS = {
 """Calls whose whole statement only tasks need: a thread is not cancelled and has no event loop."""
 
 OMITTED = {
-    "adapters/consuming.py": {"AsyncRunning", "_left_behind"},
+    "adapters/consuming.py": {"AsyncRunning"},
     "repair/reconcile.py": {"AsyncBackground", "aio_consult"},
     "stores/sql/aio.py": {"_loop"},
     "transactions/links.py": {"aio_driver_connection"},

@@ -544,59 +544,46 @@ async def test_a_cancelled_callback_leaves_its_message_to_a_task_that_ends_it():
         await go.wait()
         ended.append(1)
 
-    callback = asyncio.create_task(running.run(handling()))
+    async def callback():
+        running.start(handling())
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(callback())
     await began.wait()
-    callback.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await callback
-    assert await running.drain(timeout=0.001) is False
+        await task
     go.set()
-    assert await running.drain() is True
+    assert await running.drain(grace=60) == 0
     assert ended == [1]
-    assert await running.drain() is True
+    assert await running.drain(grace=60) == 0
 
 
-async def test_what_a_task_raises_reaches_its_callback_or_else_the_log(caplog):
-    running, go = AsyncRunning(), asyncio.Event()
+async def test_what_runs_after_the_time_of_grace_is_cancelled(caplog):
+    running, began, cancelled = AsyncRunning(), asyncio.Event(), []
 
-    async def fails():
-        await go.wait()
-        raise Failure("no")
+    async def handling():
+        began.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(1)
+            raise
 
-    for _ in range(2):
-        callback = asyncio.create_task(running.run(fails()))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        if _ == 0:
-            go.set()
-            with pytest.raises(Failure):
-                await callback
-            go.clear()
-    callback.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await callback
-    go.set()
-    await running.drain()
-    await asyncio.sleep(0)
-    assert "whose connection was lost" in caplog.text
-
-
-async def test_a_task_that_is_cancelled_itself_is_no_error(caplog):
-    running = AsyncRunning()
-    callback = asyncio.create_task(running.run(asyncio.sleep(60)))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    callback.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await callback
-    for task in list(running._tasks):
-        task.cancel()
-    assert await running.drain() is True
-    ended = asyncio.create_task(running.run(_cancelled()))
-    with pytest.raises(asyncio.CancelledError):
-        await ended
+    running.start(handling())
+    await began.wait()
+    assert await running.drain(grace=0.001) == 1
+    assert cancelled == [1]
     assert caplog.text == ""
 
 
-async def _cancelled():
-    raise asyncio.CancelledError
+async def test_what_a_task_raises_is_in_the_log(caplog):
+    running = AsyncRunning()
+
+    async def fails():
+        raise Failure("no")
+
+    running.start(fails())
+    await running.drain(grace=60)
+    await asyncio.sleep(0)
+    assert "the handling of a message ended with an error" in caplog.text

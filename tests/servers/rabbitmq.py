@@ -114,6 +114,8 @@ class RabbitMQServer:
         (folder / "control.erl").write_text(CONTROL % self._control)
         (folder / "rabbitmq.conf").write_text(SETTINGS.format(host=HOST, port=self.port))
         (folder / "plugins").write_text("[].")
+        # Quorum queues count their messages at every tick, of 5 s unless said.
+        (folder / "advanced.config").write_text("[{rabbit, [{quorum_tick_interval, 200}]}].")
         self._environment = {
             "PATH": f"{os.environ['PATH']}:/usr/sbin:/usr/bin:/bin",
             "HOME": str(folder),

@@ -187,27 +187,26 @@ class AsyncRunning:
     """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, handling: Coroutine[Any, Any, None]) -> None:
-        """Handle a message in a task, and wait for it; a cancelled caller leaves it behind."""
+    def start(self, handling: Coroutine[Any, Any, None]) -> None:
+        """Handle a message in a task."""
         task = asyncio.get_running_loop().create_task(handling)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.done():
-                task.add_done_callback(_left_behind)
-            raise
+        task.add_done_callback(self._ended)
 
-    async def drain(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - what is left goes on
-        """Wait until all have ended, or the time is over; False = some still run."""
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("the handling of a message ended with an error", exc_info=task.exception())
+
+    async def drain(self, grace: float) -> int:
+        """Wait until all have ended; returns how many were cancelled after the seconds of grace."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout)
-        return not self._tasks
-
-
-def _left_behind(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("a message whose connection was lost ended with", exc_info=task.exception())
+            await asyncio.wait(self._tasks, timeout=grace)
+        late = list(self._tasks)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+        return len(late)

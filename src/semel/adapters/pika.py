@@ -1,0 +1,359 @@
+"""pika: a callback that handles every message once.
+
+    consumer = once(idem, handle, consumer="mailer", queue="orders")
+    channel.basic_qos(prefetch_count=10)
+    channel.basic_consume("orders", consumer)
+    consumer.run(channel)
+
+The handler runs on a thread of its own, while pika's thread answers the heartbeats of the broker:
+a handler may take as long as it needs. What becomes of the message is carried out on pika's thread,
+for a channel is used by one thread only.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+from msgspec import Struct
+
+from semel.adapters._sync.consuming import Consumer
+from semel.adapters.rabbitmq import (
+    Acknowledge,
+    DeadLetter,
+    DelayQueues,
+    Delivery,
+    Publish,
+    RabbitRules,
+    stable_id,
+    with_id,
+)
+from semel.core.optional import Needed
+from semel.core.policy import Policy
+from semel.errors import ConfigError
+from semel.events import logger
+from semel.messages import KeyOfMessage, PayloadOfMessage, Verdict
+from semel.sync import Idempotency
+
+with Needed("semel[pika]", by=__name__):
+    from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+    from pika.exceptions import AMQPChannelError, ChannelWrongStateError, ConnectionWrongStateError
+    from pika.spec import Basic, BasicProperties
+
+__all__ = ["PikaConsumer", "Received", "once", "properties"]
+
+_LOOK: Final = 0.2
+"""Seconds between two looks at whether the consumer has to stop: a signal must not take locks."""
+
+
+class Received(NamedTuple):
+    """What pika gave for a message: `message.raw`."""
+
+    method: Basic.Deliver
+    properties: BasicProperties
+    body: bytes
+
+
+def once(
+    idempotency: Idempotency,
+    handle: Callable[..., object],
+    *,
+    consumer: str | None = None,
+    queue: str | None = None,
+    key: KeyOfMessage | None = None,
+    missing: Literal["reject", "digest"] = "reject",
+    payload: PayloadOfMessage | None = None,
+    policy: Policy | None = None,
+    dead_letters: bool | str = False,
+    transaction: Callable[[], Any] | None = None,
+    threads: int = 1,
+    delay_queues: DelayQueues = "quorum",
+) -> PikaConsumer:
+    """Return a callback for `basic_consume` that calls `handle(message)` once for each message.
+
+    `consumer` names who handles the messages; it is `queue` unless given. `queue` is needed where
+    messages come through an exchange. `key` says which messages are the same, `missing` what
+    becomes of one without an id, `payload` what has to be equal. `dead_letters` is True if the
+    queue has a dead-letter exchange, or the name of a queue for rejected messages. With
+    `transaction`, such as `Session.begin`, `handle(session, message)` and the record are one
+    commit. `threads` is how many messages are handled at the same time.
+
+    Examples:
+        >>> channel.basic_consume("orders", once(idem, handle, consumer="mailer"))
+    """
+    rules = RabbitRules(
+        consumer=consumer, queue=queue, dead_letters=dead_letters, delay_queues=delay_queues
+    )
+    if not isinstance(threads, int) or threads < 1:
+        raise ConfigError(f"threads must be a number from 1 on; got {threads!r}")
+    options = {
+        "key": key, "missing": missing, "payload": payload, "policy": policy,
+        "dead_letters": bool(dead_letters),
+    }  # fmt: skip
+    handled = Consumer(
+        idempotency, handle, options, default_consumer=rules.consumer, transaction=transaction
+    )
+    return PikaConsumer(handled, rules, threads)
+
+
+def properties(
+    part: str | None = None,
+    *,
+    message_id: str | None = None,
+    headers: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> BasicProperties:
+    """Return the properties of a message with an id that is the same whenever it is sent.
+
+    `part` names the message within the operation that runs, as in `Attempt.derive`; `message_id` is
+    an id of your own. `headers` and `fields` are those of `pika.BasicProperties`.
+
+    Examples:
+        >>> channel.basic_publish("", "orders", body, properties(message_id="order-42"))
+    """
+    found = stable_id(part, message_id)
+    return BasicProperties(message_id=found, headers=with_id(headers, found), **fields)
+
+
+class _Work(Struct, eq=False):
+    """A message between its delivery and its end."""
+
+    channel: BlockingChannel
+    received: Received
+    delivery: Delivery
+    _begin: threading.Lock
+
+    def begin(self) -> bool:
+        """Take it, to handle it or to give it back; False = that is done already."""
+        return self._begin.acquire(blocking=False)
+
+    def acknowledge(self) -> None:
+        self.channel.basic_ack(self.received.method.delivery_tag)
+
+    def reject(self, *, requeue: bool) -> None:
+        self.channel.basic_reject(self.received.method.delivery_tag, requeue=requeue)
+
+    def give_back(self) -> None:
+        """Let the broker deliver it again, unless that is done: its channel may be closed."""
+        if self.channel.is_open:
+            self.reject(requeue=True)
+
+
+class PikaConsumer:
+    """A callback for `basic_consume`, made by `once`; it may serve one channel after the other."""
+
+    def __init__(self, handled: Consumer, rules: RabbitRules, threads: int) -> None:
+        self._handled = handled
+        self._rules = rules
+        self._threads = ThreadPoolExecutor(threads, f"semel-{handled.rules.consumer}")
+        self._publishers: WeakKeyDictionary[BlockingConnection, _Publisher] = WeakKeyDictionary()
+        self._works: set[_Work] = set()
+        """Those that have not ended. Several threads change it, each in one step."""
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+
+    def __call__(
+        self,
+        channel: BlockingChannel,
+        method: Basic.Deliver,
+        properties: BasicProperties,
+        body: bytes,
+    ) -> None:
+        """Take a message; pika calls this."""
+        if self._error is not None:
+            raise self._error
+        if not isinstance(channel, BlockingChannel):
+            raise ConfigError(
+                "semel.adapters.pika needs a channel of a BlockingConnection; for asyncio there is "
+                f"semel.adapters.aio_pika. Got {type(channel).__name__}"
+            )
+        delivery = self._rules.received(
+            method.exchange,
+            method.routing_key,
+            message_id=properties.message_id,
+            headers=properties.headers,
+            expiration=properties.expiration,
+            user=properties.user_id,
+        )
+        if delivery.delayed:
+            properties.headers, properties.message_id = delivery.headers, delivery.id
+            properties.expiration, properties.user_id = delivery.expiration, delivery.user
+        work = _Work(channel, Received(method, properties, body), delivery, threading.Lock())
+        self._works.add(work)
+        self._threads.submit(self._handle, work)
+
+    def _handle(self, work: _Work) -> None:
+        """Handle a message; this is a thread of ours."""
+        if self._error is not None or not work.begin():
+            return
+        ended: Verdict | BaseException
+        try:
+            message = work.delivery.message(work.received.body, work.received)
+            ended = self._handled.handle(message, message)
+        except BaseException as error:  # noqa: BLE001 - it is raised on pika's thread
+            self._error = ended = error
+        try:
+            work.channel.connection.add_callback_threadsafe(partial(self._ended, work, ended))
+        except ConnectionWrongStateError:
+            # The broker delivers it again: what it did is in its record.
+            self._works.discard(work)
+
+    def _ended(self, work: _Work, ended: Verdict | BaseException) -> None:
+        """Carry out what became of a message; this is pika's thread."""
+        self._works.discard(work)
+        if isinstance(ended, BaseException):
+            raise ended
+        with suppress(ChannelWrongStateError):  # closed: the broker delivers it again
+            match self._rules.step(ended, work.delivery):
+                case Acknowledge():
+                    work.acknowledge()
+                case DeadLetter():
+                    work.reject(requeue=False)
+                case Publish() as publish:
+                    self._publish(work, publish)
+
+    def _publish(self, work: _Work, publish: Publish) -> None:
+        connection = work.channel.connection
+        publisher = self._publishers.get(connection)
+        if publisher is None:
+            publisher = self._publishers[connection] = _Publisher()
+        following: Publish | None = publish
+        while following is not None:
+            error = publisher.publish(connection, work.received, following)
+            if error is None:
+                work.acknowledge()
+                return
+            self._rules.refused(following, error)
+            following = following.otherwise
+        connection.call_later(publish.seconds, work.give_back)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let `run` end; may be called by a signal handler and by any thread."""
+        self._stop.set()
+
+    def run(
+        self,
+        channel: BlockingChannel,
+        *,
+        signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+        grace: float = 30.0,
+    ) -> bool:
+        """Consume until `stop` or one of these `signals`, then `drain`; False = some still run.
+
+        Raises what stops the consumer. Signals are received in the main thread only: give none
+        elsewhere.
+        """
+        self._stop.clear()
+        running = [True]
+        try:
+            with _received(signals, self.stop):
+                self._look(channel, running)
+                channel.start_consuming()
+        finally:
+            running.clear()
+        return self.drain(channel, grace=grace)
+
+    def _look(self, channel: BlockingChannel, running: list[bool]) -> None:
+        if running and self._stop.is_set():
+            channel.stop_consuming()
+        elif running:
+            channel.connection.call_later(_LOOK, partial(self._look, channel, running))
+
+    def drain(self, channel: BlockingChannel, *, grace: float = 30.0) -> bool:
+        """Take no new message from the channel, and wait for those that are handled.
+
+        Those that have not begun go back to their queue. What still runs after `grace` seconds is
+        not acknowledged (False): it goes back when the connection is closed.
+        """
+        channel.stop_consuming()
+        for work in list(self._works):
+            if work.begin():
+                self._works.discard(work)
+                work.give_back()
+        deadline = time.monotonic() + grace
+        while self._works and (left := deadline - time.monotonic()) > 0:
+            channel.connection.process_data_events(min(left, 1.0))
+        if self._works:
+            logger.warning(
+                "%d messages are still handled after %g s: they are not acknowledged "
+                "[consumer=%s]",
+                len(self._works), grace, self._handled.rules.consumer,
+            )  # fmt: skip
+        return not self._works
+
+
+class _Publisher:
+    """A channel of its own on a consumer's connection, with confirmations."""
+
+    def __init__(self) -> None:
+        self._channel: BlockingChannel | None = None
+        self._declared: set[str] = set()
+
+    def publish(
+        self, connection: BlockingConnection, received: Received, publish: Publish
+    ) -> Exception | None:
+        """Publish a message, and wait until it is confirmed; returns why the broker refused."""
+        sent = BasicProperties(**vars(received.properties))
+        sent.headers, sent.expiration, sent.user_id = dict(publish.headers), None, None
+        refused: Exception | None = None
+        for _ in range(2):  # someone may have deleted a delay queue, or its exchange
+            try:
+                channel = self._opened(connection)
+                self._declare(channel, publish)
+                channel.basic_publish(
+                    publish.exchange, publish.routing_key, received.body, sent, mandatory=True
+                )
+            except AMQPChannelError as error:
+                refused = error
+                self._declared.clear()
+            else:
+                return None
+        return refused
+
+    def _opened(self, connection: BlockingConnection) -> BlockingChannel:
+        if self._channel is None or not self._channel.is_open:
+            self._declared.clear()
+            self._channel = connection.channel()
+            self._channel.confirm_delivery()
+        return self._channel
+
+    def _declare(self, channel: BlockingChannel, publish: Publish) -> None:
+        delay = publish.delay
+        if delay is None or delay.name in self._declared:
+            return
+        channel.exchange_declare(delay.name, "fanout", durable=True)
+        channel.queue_declare(delay.name, durable=True, arguments=dict(delay.arguments))
+        channel.queue_bind(delay.name, delay.name)
+        self._declared.add(delay.name)
+
+
+@contextmanager
+def _received(signals: Sequence[signal.Signals], stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at the first of these signals; the second one does what it did before."""
+    before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    def receive(_number: int, _frame: object) -> None:
+        restore()
+        stop()
+
+    if signals and threading.current_thread() is not threading.main_thread():
+        raise ConfigError("signals are received in the main thread only: say run(..., signals=())")
+    try:
+        for each in signals:
+            before[each] = signal.signal(each, receive)
+        yield
+    finally:
+        restore()

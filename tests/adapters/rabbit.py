@@ -1,0 +1,71 @@
+"""What the tests of RabbitMQ's clients share: a connection of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pika
+
+PATIENCE = 30.0
+
+
+class Broker:
+    """A virtual host, with a connection to look at it and to publish."""
+
+    def __init__(self, host):
+        self.host = host
+        self.connection = self.connect()
+        self.channel = self.connection.channel()
+        self.channel.confirm_delivery()
+        self.declare("orders")
+
+    def connect(self):
+        return pika.BlockingConnection(pika.URLParameters(self.host.url))
+
+    def declare(self, name, **arguments):
+        self.channel.queue_declare(name, durable=True, arguments=arguments)
+
+    def publish(self, message_id="m-1", body=b"{}", *, exchange="", to="orders", **properties):
+        fields = {"delivery_mode": 2, **properties}
+        self.channel.basic_publish(
+            exchange, to, body, pika.BasicProperties(message_id=message_id, **fields),
+            mandatory=True,
+        )  # fmt: skip
+
+    def get(self, queue):
+        """Take a message off a queue, and return its properties and body."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            _, properties, body = self.channel.basic_get(queue, auto_ack=True)
+            if properties is not None:
+                return properties, body
+            assert time.monotonic() < deadline, f"nothing in {queue}"
+            time.sleep(0.02)
+
+    def close(self):
+        with contextlib.suppress(pika.exceptions.AMQPError):
+            self.connection.close()
+
+
+def full(**changes):
+    """Every property that a producer can write."""
+    return {
+        "content_type": "application/json", "content_encoding": "utf-8", "priority": 3,
+        "correlation_id": "c", "reply_to": "answers", "expiration": "60000",
+        "timestamp": 1_700_000_000, "type": "order", "user_id": "guest", "app_id": "shop",
+        "delivery_mode": 2, **changes,
+    }  # fmt: skip
+
+
+def circle():
+    """The history of a message that went through the queue before, without being rejected."""
+    return [
+        {
+            "count": 1,
+            "reason": "expired",
+            "queue": "orders",
+            "exchange": "",
+            "routing-keys": ["orders"],
+        }
+    ]

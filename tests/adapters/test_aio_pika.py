@@ -1,0 +1,346 @@
+"""aio-pika: every message is handled once, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import aio_pika as client
+import pytest
+
+from adapters.rabbit import PATIENCE, Broker, circle, full
+from semel import AsyncIdempotency, ConfigError, NestedCall, Policy
+from semel.adapters import aio_pika, rabbitmq
+
+
+@pytest.fixture
+def broker(virtual_host):
+    broker = Broker(virtual_host)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+async def idem():
+    async with AsyncIdempotency("memory://") as idem:
+        yield idem
+
+
+@pytest.fixture(params=["robust", "plain"])
+async def connection(request, broker):
+    async with await connected(broker, request.param) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def queue(broker):
+    async with await connected(broker) as connection:
+        yield await queue_of(connection)
+
+
+async def connected(broker, kind="robust"):
+    connect = client.connect_robust if kind == "robust" else client.connect
+    return await connect(broker.host.url)
+
+
+async def queue_of(connection, prefetch=10):
+    channel = await connection.channel()
+    await channel.set_qos(prefetch_count=prefetch)
+    return await channel.get_queue("orders")
+
+
+async def until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def serve(queue, consumer, condition):
+    """Consume until a condition holds, and drain."""
+    tag = await queue.consume(consumer)
+    await until(condition)
+    await queue.cancel(tag)
+    return await consumer.drain(grace=PATIENCE)
+
+
+def ready(broker, name, number=1):
+    return lambda: broker.host.depth(name).ready == number
+
+
+class Handler:
+    """Notes what it is called with; fails as often as it is told to."""
+
+    def __init__(self, failures=0, wait=None):
+        self.seen = []
+        self.began = asyncio.Event()
+        self._failures = failures
+        self._wait = wait
+
+    async def __call__(self, message):
+        self.seen.append(message)
+        self.began.set()
+        if self._wait is not None:
+            await self._wait.wait()
+        if len(self.seen) <= self._failures:
+            raise OSError("not yet")
+
+    def times(self, number):
+        return lambda: len(self.seen) >= number
+
+
+async def test_a_duplicate_is_acknowledged_and_not_handled(broker, connection, idem):
+    handle = Handler()
+    broker.publish(body=b"1")
+    broker.publish(body=b"1")
+    broker.publish("m-2", b"2")
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    assert await serve(await queue_of(connection), consumer, handle.times(2))
+    assert sorted((each.id, each.body) for each in handle.seen) == [("m-1", b"1"), ("m-2", b"2")]
+    assert isinstance(handle.seen[0].raw, client.IncomingMessage)
+    await until(lambda: broker.host.depth("orders") == (0, 0))
+    with pytest.raises(ConfigError, match="consumer must be a text"):
+        aio_pika.once(idem, handle)
+
+
+async def test_a_message_is_delivered_later_with_all_that_it_had(broker, queue, idem):
+    broker.declare("copies")
+    headers = {"tenant": "t", "CC": ["copies"], "x-death": circle(), "x-first-death-queue": "first"}
+    handle = Handler(failures=2)
+    broker.publish(**full(headers=headers))
+    consumer = aio_pika.once(idem, handle, queue="orders")
+    assert await serve(queue, consumer, handle.times(3))
+    first, again, last = handle.seen
+    assert first.headers == again.headers == last.headers == headers
+    told = [each.raw.info() for each in handle.seen]
+    for each in told:
+        for changes in ("delivery_tag", "routing_key", "exchange", "redelivered"):
+            del each[changes]
+    assert told[0] == told[1] == told[2]
+    assert told[0]["expiration"] == 60.0
+    assert told[0]["user_id"] == "guest"
+    await until(ready(broker, "copies"))
+    await until(lambda: broker.host.depth("orders") == (0, 0))
+
+
+async def test_no_message_gets_an_id_that_nobody_gave_it(broker, queue, idem):
+    handle = Handler(failures=1)
+    broker.publish(None, b"body")
+    consumer = aio_pika.once(idem, handle, queue="orders", missing="digest")
+    assert await serve(queue, consumer, handle.times(2))
+    assert [each.id for each in handle.seen] == [None, None]
+    assert handle.seen[1].raw.message_id is None
+
+
+async def test_messages_of_the_same_id_are_delayed_at_the_same_time(broker, queue, idem):
+    handle = Handler()
+    for _ in range(5):
+        broker.publish()
+    consumer = aio_pika.once(idem, handle, consumer="orders", policy=Policy(lease=50))
+    delay = "semel.later.quorum.64"
+    async with idem.attempt("m-1", scope="orders", policy=Policy(lease=50)) as attempt:
+        assert await serve(queue, consumer, ready(broker, delay, 5))
+        attempt.result = None
+    assert broker.host.depth("orders") == (0, 0)
+    assert handle.seen == []
+
+
+async def test_what_cannot_be_handled_goes_to_a_queue_with_the_reason(broker, queue, idem):
+    broker.declare("dead")
+    broker.publish(None, b"body", headers={"a": 1}, expiration="60000")
+    consumer = aio_pika.once(idem, Handler(), queue="orders", dead_letters="dead")
+    assert await serve(queue, consumer, ready(broker, "dead"))
+    properties, body = broker.get("dead")
+    assert body == b"body"
+    assert properties.headers["a"] == 1
+    assert "no id" in properties.headers[rabbitmq.REASON]
+    assert properties.message_id == rabbitmq.NO_ID
+    await until(lambda: broker.host.depth("orders") == (0, 0))
+
+
+async def test_what_cannot_be_handled_goes_to_the_dead_letter_exchange(broker, queue, idem):
+    broker.declare("dead")
+    broker.host.set_policy(
+        "^orders$", {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}
+    )
+    broker.publish(None)
+    consumer = aio_pika.once(idem, Handler(), consumer="mailer", dead_letters=True)
+    assert await serve(queue, consumer, ready(broker, "dead"))
+
+
+async def test_a_message_for_a_queue_that_is_not_there_stays(broker, queue, idem, caplog):
+    broker.publish(None)
+    broker.publish(None)
+    consumer = aio_pika.once(idem, Handler(), consumer="mailer", dead_letters="nowhere")
+    assert await serve(queue, consumer, ready(broker, "semel.later.quorum.300", 2))
+    assert "RabbitMQ did not take a message for nowhere" in caplog.text
+
+
+@pytest.mark.parametrize("gone", ["queue_delete", "exchange_delete"])
+async def test_a_delay_queue_that_was_deleted_is_declared_again(broker, queue, idem, gone):
+    handle = Handler(failures=2)
+    delay = "semel.later.quorum.1"
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    broker.publish("m-1")
+    assert await serve(queue, consumer, ready(broker, delay))
+    getattr(broker.channel, gone)(delay)
+    broker.publish("m-2")
+    assert await serve(queue, consumer, lambda: [m.id for m in handle.seen].count("m-2") == 2)
+    await until(lambda: broker.host.depth("orders") == (0, 0))
+
+
+async def test_a_message_that_no_delay_queue_takes_waits_in_the_worker(broker, queue, idem, caplog):
+    broker.declare("semel.later.quorum.1")  # with other arguments: it cannot be declared
+    broker.publish()
+    handle = Handler(failures=1)
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    began = time.monotonic()
+    assert await serve(queue, consumer, handle.times(2))
+    assert time.monotonic() - began > 0.9
+    assert [each.raw.redelivered for each in handle.seen] == [False, True]
+    assert "goes back to its queue after 1 s" in caplog.text
+
+
+async def test_a_lost_connection_gives_one_effect(broker, connection, idem):
+    go = asyncio.Event()
+    handle = Handler(wait=go)
+    broker.publish()
+    consumer = aio_pika.once(idem, handle, consumer="mailer", policy=Policy(lease=1))
+    await (await queue_of(connection)).consume(consumer)
+    await handle.began.wait()
+    broker.host.server.close_connections()
+    await until(lambda: broker.host.depth("orders") == (1, 0) or broker.host.consumers("orders"))
+    go.set()
+    if not isinstance(connection, client.RobustConnection):
+        again = await connected(broker, "plain")
+        await (await queue_of(again)).consume(consumer)
+    await until(lambda: sum(map(sum, broker.host.depths().values())) == 0)
+    assert await consumer.drain()
+    assert len(handle.seen) == 1
+    if not isinstance(connection, client.RobustConnection):
+        await again.close()
+
+
+async def test_a_connection_that_ends_before_a_delay_leaves_the_message(broker, idem, caplog):
+    go = asyncio.Event()
+    handle = Handler(failures=1, wait=go)
+    broker.publish()
+    connection = await connected(broker, "plain")
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    await (await queue_of(connection)).consume(consumer)
+    await handle.began.wait()
+    await connection.close()
+    go.set()
+    caplog.set_level("INFO")
+    assert await consumer.drain()
+    assert "the connection of a message is gone" in caplog.text
+    await until(ready(broker, "orders"))
+
+
+async def test_an_error_of_the_program_stops_the_consumer_and_acknowledges_nothing(
+    broker, queue, idem, caplog
+):
+    async def handle(message):
+        await idem.execute("m-1", asyncio.Event().wait, scope="mailer")
+
+    broker.publish()
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    with pytest.raises(NestedCall):
+        await consumer.run(queue, signals=())
+    assert broker.host.consumers("orders") == 0
+    assert "a consumer stops" in caplog.text
+    with pytest.raises(NestedCall):
+        await consumer.drain()
+    await queue.consume(consumer)
+    broker.publish("m-2")
+    await until(lambda: broker.host.depth("orders") == (0, 2))
+    await queue.channel.close()
+    await until(ready(broker, "orders", 2))
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_what_runs_and_takes_no_more(broker, queue, idem, number):
+    ended = []
+
+    async def handle(message):
+        os.kill(os.getpid(), number)
+        await until(lambda: broker.host.consumers("orders") == 0)
+        broker.publish("m-2")
+        ended.append(message.id)
+
+    broker.publish()
+    assert await aio_pika.once(idem, handle, consumer="mailer").run(queue)
+    assert ended == ["m-1"]
+    await until(lambda: broker.host.depth("orders") == (1, 0))
+
+
+async def test_what_runs_after_the_time_of_grace_is_cancelled_and_given_back(
+    broker, queue, idem, caplog
+):
+    handle = Handler(wait=asyncio.Event())
+    broker.publish()
+    consumer = aio_pika.once(idem, handle, consumer="mailer", policy=Policy(lease=50))
+    running = asyncio.create_task(consumer.run(queue, signals=(), grace=0.01))
+    await handle.began.wait()
+    consumer.stop()
+    assert await running is False
+    assert "1 messages were still handled after 0.01 s" in caplog.text
+    await until(ready(broker, "orders"))
+    again = Handler()
+    consumer = aio_pika.once(idem, again, consumer="mailer", policy=Policy(lease=50))
+    assert await serve(queue, consumer, again.times(1))  # its record was released
+
+
+async def test_a_channel_that_is_closed_ends_the_consumer(broker, idem):
+    connection = await connected(broker, "plain")
+    queue = await queue_of(connection)
+    handle = Handler()
+    broker.channel.exchange_declare("shop", "topic")
+    broker.channel.queue_bind("orders", "shop", "#")
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    running = asyncio.create_task(consumer.run(queue, signals=()))
+    broker.publish(exchange="shop", to="order.made")  # the name of the queue is known to `run`
+    await handle.began.wait()
+    await connection.close()
+    with pytest.raises(ConnectionError, match="the channel of the queue orders was closed"):
+        await running
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+async def test_a_message_of_an_exchange_needs_the_name_of_its_queue(broker, queue, idem):
+    broker.channel.exchange_declare("shop", "topic")
+    broker.channel.queue_bind("orders", "shop", "#")
+    broker.publish(exchange="shop", to="order.made")
+    consumer = aio_pika.once(idem, Handler(), consumer="mailer")
+    await queue.consume(consumer)
+    await until(lambda: broker.host.consumers("orders") == 0)
+    with pytest.raises(ConfigError, match=r"through the exchange 'shop'.*say once\(..., queue="):
+        await consumer.drain()
+
+
+async def test_messages_must_not_be_acknowledged_by_aio_pika(broker, queue, idem):
+    broker.publish()
+    consumer = aio_pika.once(idem, Handler(), consumer="mailer")
+    await queue.consume(consumer, no_ack=True)
+    await until(lambda: broker.host.consumers("orders") == 0)
+    with pytest.raises(ConfigError, match="no_ack=True"):
+        await consumer.drain()
+
+
+async def test_messages_have_the_id_of_the_operation_or_a_given_one(broker, queue, idem):
+    given = aio_pika.message(b"body", message_id="order-42", headers={"a": 1}, app_id="shop")
+    assert given.headers == {"a": 1, "idempotency-key": "order-42"}
+    await queue.channel.default_exchange.publish(given, "orders")
+    properties, body = broker.get("orders")
+    assert (properties.message_id, properties.app_id, body) == ("order-42", "shop", b"body")
+    async with idem.attempt("order:42") as attempt:
+        made = aio_pika.message(b"body", "receipt")
+        assert made.message_id == attempt.derive("receipt")
+        attempt.result = None

@@ -1,0 +1,157 @@
+"""How a verdict is carried out on RabbitMQ: delays, names, headers, ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel import ConfigError, InvalidKey
+from semel.adapters.rabbitmq import (
+    ACKNOWLEDGE,
+    DEAD_LETTER,
+    KEPT,
+    NO_ID,
+    STEPS,
+    Publish,
+    RabbitRules,
+    delay_queue,
+    stable_id,
+)
+from semel.messages import Ack, Fail, Later, Reject
+
+REJECT = Reject("no", InvalidKey("no"))
+
+
+def rules(**options):
+    given = {"consumer": "mailer", "queue": None, "dead_letters": False, "delay_queues": "quorum"}
+    return RabbitRules(**{**given, **options})
+
+
+def received(of=None, exchange="", routing_key="orders", **properties):
+    given = {"message_id": "m-1", "headers": None, "expiration": None, "user": None}
+    return (of or rules()).received(exchange, routing_key, **{**given, **properties})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step"),
+    [(0, 1), (1, 1), (1.01, 2), (2, 2), (3, 4), (255, 256), (257, 300), (300, 300), (9999, 300)],
+)
+def test_seconds_are_rounded_up_to_the_next_step(seconds, step):
+    assert delay_queue(seconds).name == f"semel.later.quorum.{step}"
+    assert delay_queue(seconds).arguments["x-message-ttl"] == step * 1000
+
+
+def test_a_delay_queue_moves_its_messages_by_their_routing_key():
+    quorum, classic = delay_queue(4), delay_queue(4, "classic")
+    assert classic.arguments == {"x-message-ttl": 4000, "x-dead-letter-exchange": ""}
+    assert classic.name == "semel.later.classic.4"
+    assert quorum.arguments["x-dead-letter-strategy"] == "at-least-once"
+    assert len({delay_queue(step).name for step in STEPS}) == len(STEPS)
+
+
+def test_each_verdict_has_its_step():
+    delivery = received()
+    assert rules().step(Ack(), delivery) is ACKNOWLEDGE
+    assert rules(dead_letters=True).step(REJECT, delivery) is DEAD_LETTER
+    later = rules().step(Later(3, "busy"), delivery)
+    assert isinstance(later, Publish)
+    assert (later.exchange, later.routing_key) == ("semel.later.quorum.4", "orders")
+    dead = rules(dead_letters="dead").step(REJECT, delivery)
+    assert isinstance(dead, Publish)
+    assert (dead.exchange, dead.routing_key, dead.delay) == ("", "dead", None)
+    assert dead.otherwise is not None
+    assert dead.otherwise.exchange == "semel.later.quorum.300"
+    with pytest.raises(InvalidKey):
+        rules().step(Fail(InvalidKey("no")), delivery)
+
+
+def test_a_long_reason_is_cut():
+    dead = rules(dead_letters="dead").step(Reject("x" * 5000, InvalidKey("no")), received())
+    assert isinstance(dead, Publish)
+    assert len(dead.headers["semel-reason"]) == 1000
+
+
+def test_a_message_comes_back_as_it_was():
+    headers = {"a": 1, "CC": ["copies"], "x-death": [{"queue": "first"}], "x-delivery-count": 3}
+    before = received(rules(queue="orders"), headers=headers, expiration="500", user="shop")
+    sent = rules().step(Later(1, "busy"), before).headers
+    assert sent.keys() == {"a", KEPT}
+    deaths = [{"queue": "semel.later.quorum.1"}, {"queue": "then"}, "odd"]
+    after = received(headers={**sent, "x-death": deaths, "x-first-death-queue": "semel.later.1"})
+    assert after.headers == {
+        "a": 1, "CC": ["copies"], "x-death": [{"queue": "then"}, "odd", {"queue": "first"}],
+    }  # fmt: skip
+    assert (after.expiration, after.user, after.queue) == ("500", "shop", "orders")
+    assert after.delayed
+    assert not before.delayed
+    counted = received(headers={**sent, "x-delivery-count": 1, "x-death": None})
+    assert counted.headers["x-delivery-count"] == 1
+    assert counted.headers["x-death"] == [{"queue": "first"}]
+
+
+def test_a_message_without_headers_comes_back_without():
+    sent = rules().step(Later(1, "busy"), received()).headers
+    assert sent == {KEPT: {}}
+    assert received(headers=sent).headers == {}
+
+
+def test_a_header_of_our_name_that_someone_else_wrote_changes_nothing():
+    assert received(headers={KEPT: "text"}).headers == {KEPT: "text"}
+    assert received(headers={KEPT: {"headers": None}}).headers == {}
+
+
+def test_the_id_of_a_message_without_one_is_none():
+    assert received(message_id=NO_ID).id is None
+    assert received(message_id=None).id is None
+    assert received(message_id="m-1").id == "m-1"
+
+
+def test_the_log_says_once_that_a_message_stays(caplog):
+    delivery = received()
+    sent = rules().step(REJECT, delivery).headers
+    rules().step(REJECT, received(headers=sent))
+    assert caplog.text.count("there are no dead letters") == 1
+    assert "[consumer=mailer queue=orders]" in caplog.text
+
+
+def test_the_queue_is_the_routing_key_of_the_default_exchange():
+    assert received().queue == "orders"
+    assert received(rules(queue="other"), exchange="shop").queue == "other"
+    for odd in ({"exchange": "shop"}, {"headers": {"CC": ["copies"]}}):
+        with pytest.raises(ConfigError, match="say once"):
+            received(**odd)
+
+
+def test_the_consumer_is_the_queue_unless_given():
+    assert rules(consumer=None, queue="orders").consumer == "orders"
+    assert rules(queue="orders").consumer == "mailer"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"queue": ""}, "queue must be"),
+        ({"queue": 5}, "queue must be"),
+        ({"dead_letters": ""}, "dead_letters must be"),
+        ({"dead_letters": None}, "dead_letters must be"),
+        ({"queue": "orders", "dead_letters": "orders"}, "another queue"),
+        ({"delay_queues": "stream"}, "delay_queues must be"),
+    ],
+)
+def test_options_are_checked(options, text):
+    with pytest.raises(ConfigError, match=text):
+        rules(**options)
+
+
+@pytest.mark.parametrize(
+    ("part", "message_id", "text"),
+    [
+        (None, None, "needs either"),
+        ("receipt", "order-42", "needs either"),
+        (None, "", "must be a text"),
+        (None, 5, "must be a text"),
+        ("receipt", None, "none runs here"),
+    ],
+)
+def test_an_id_is_given_or_made_of_the_operation_that_runs(part, message_id, text):
+    with pytest.raises(ConfigError, match=text):
+        stable_id(part, message_id)
