@@ -10,6 +10,7 @@ warning is an error. Some things can be said about a block:
 - `redis://localhost:6379` in it: a private Redis stands in.
 - `mysql://shop:secret@localhost/shop` in it: a private MariaDB stands in.
 - `postgresql://shop:secret@localhost/shop` in it: a private PostgreSQL stands in.
+- `amqp://guest:guest@localhost/` in it: a private RabbitMQ stands in.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ BLOCK = re.compile(
 LOCAL_REDIS = re.compile(r"redis://localhost:6379\b")
 LOCAL_MYSQL = "mysql://shop:secret@localhost/shop"
 LOCAL_POSTGRES = "postgresql://shop:secret@localhost/shop"
+LOCAL_RABBITMQ = "amqp://guest:guest@localhost/"
 OF_PYTEST = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
 
 
@@ -91,6 +93,8 @@ def test_the_examples_of_the_page_work(page, tmp_path, request):
         source = source.replace(LOCAL_MYSQL, request.getfixturevalue("mysql_url"))
     if LOCAL_POSTGRES in source:
         source = source.replace(LOCAL_POSTGRES, request.getfixturevalue("postgres_url"))
+    if LOCAL_RABBITMQ in source:
+        source = source.replace(LOCAL_RABBITMQ, request.getfixturevalue("virtual_host").url)
     example = tmp_path / f"page_{page.stem}.py"  # a plain name could hide a package
     example.write_text(source, encoding="utf-8")
     settings = {key: value for key, value in os.environ.items() if not key.startswith("SEMEL_")}
