@@ -189,7 +189,7 @@ class AioPikaConsumer:
             if error is None:
                 await _acknowledge(message)
                 return
-            self._rules.refused(following, error)
+            self._rules.log_unpublished(following, error)
             following = following.otherwise
         asyncio.get_running_loop().call_later(
             publish.seconds, lambda: self._running.start(self._settle(_give_back(message)))
@@ -296,12 +296,12 @@ class _Publisher:
         self._lock = asyncio.Lock()
 
     async def publish(self, message: AbstractIncomingMessage, publish: Publish) -> Exception | None:
-        """Publish a message, and wait until it is confirmed; returns why the broker refused."""
+        """Publish a message, and wait for the confirmation; returns why there is none."""
         connection = message.channel.connection
         properties = message.properties
         properties.headers, properties.expiration = dict(publish.headers), None
         properties.user_id, properties.message_id = None, message.message_id or NO_ID
-        refused: Exception | None = None
+        problem: Exception | None = None
         # One at a time: aiormq finds a message that was returned by its id, and two may share one.
         async with self._lock:
             for _ in range(2):  # someone may have deleted a delay queue, or its exchange
@@ -315,11 +315,11 @@ class _Publisher:
                 except (DeliveryError, AMQPChannelError, ChannelInvalidStateError) as error:
                     if connection.is_closed:
                         raise
-                    refused = error
+                    problem = error
                     self._declared.clear()
                 else:
                     return None
-        return refused
+        return problem
 
     async def _opened(self, connection: AbstractConnection) -> AbstractChannel:
         if self._channel is None or self._channel.is_closed:

@@ -230,7 +230,7 @@ class PikaConsumer:
             if error is None:
                 work.acknowledge()
                 return
-            self._rules.refused(following, error)
+            self._rules.log_unpublished(following, error)
             following = following.otherwise
         connection.call_later(publish.seconds, work.give_back)
 
@@ -301,10 +301,10 @@ class _Publisher:
     def publish(
         self, connection: BlockingConnection, received: Received, publish: Publish
     ) -> Exception | None:
-        """Publish a message, and wait until it is confirmed; returns why the broker refused."""
+        """Publish a message, and wait for the confirmation; returns why there is none."""
         sent = BasicProperties(**vars(received.properties))
         sent.headers, sent.expiration, sent.user_id = dict(publish.headers), None, None
-        refused: Exception | None = None
+        problem: Exception | None = None
         for _ in range(2):  # someone may have deleted a delay queue, or its exchange
             try:
                 channel = self._opened(connection)
@@ -313,11 +313,11 @@ class _Publisher:
                     publish.exchange, publish.routing_key, received.body, sent, mandatory=True
                 )
             except AMQPChannelError as error:
-                refused = error
+                problem = error
                 self._declared.clear()
             else:
                 return None
-        return refused
+        return problem
 
     def _opened(self, connection: BlockingConnection) -> BlockingChannel:
         if self._channel is None or not self._channel.is_open:

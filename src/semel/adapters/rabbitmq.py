@@ -227,7 +227,7 @@ class RabbitRules:
     def _log(self, what: str, reason: str, delivery: Delivery) -> None:
         logger.error("%s: %s [consumer=%s queue=%s]", what, reason, self.consumer, delivery.queue)
 
-    def refused(self, publish: Publish, error: Exception) -> None:
+    def log_unpublished(self, publish: Publish, error: Exception) -> None:
         """Write to the log that the broker did not take a message."""
         then = (
             f"it stays with this consumer, and goes back to its queue after {publish.seconds:g} s"
