@@ -377,6 +377,7 @@ async def test_a_decorated_coroutine_function_is_known_as_one():
             return None
 
         assert inspect.iscoroutinefunction(job)
+        assert job.__reduce__() == job.__qualname__
 
 
 # --- wrong use -----------------------------------------------------------------------------

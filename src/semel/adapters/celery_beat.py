@@ -1,0 +1,225 @@
+"""A scheduler for Celery beat: of all beats that run at the same time, one sends each due task.
+
+    celery -A shop beat -S semel.adapters.celery_beat:OnceScheduler
+
+The key is the name of the entry and the time at which it was due: `report@2026-11-17T03:00:00Z`.
+The id of the task is made from the same two, so that a task that was sent twice after all, because
+a beat died between sending and saying so, is one task for its workers too.
+
+The beats must agree about the times. They do about `crontab`, about `every` of this module, and
+about an interval of exactly a minute, an hour or a day with `relative`. Any other interval begins
+when its beat starts, and is rejected with a `ConfigError` when beat starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from urllib.parse import quote
+from uuid import UUID, uuid5
+
+from msgspec import UNSET
+
+from semel.core.optional import Needed
+from semel.core.policy import DAY, Duration, Policy, seconds
+from semel.core.schedules import EPOCH, in_utc, rules_of_slot
+from semel.default import default_engine
+from semel.engine._sync.once_per import run_unless_taken
+from semel.errors import ConfigError
+from semel.events import logger
+from semel.sync import Idempotency
+
+with Needed("semel[celery]", by=__name__):
+    from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
+    from celery.schedules import BaseSchedule, crontab, schedstate, schedule
+
+__all__ = ["OnceScheduler", "every", "scheduler_class"]
+
+NAMESPACE: Final = UUID("5d2c4b7e-0f0a-4c52-9a83-6f3b6a1d9e21")
+"""Of the ids of tasks: an entry and a due time always make the same id."""
+
+SENDING: Final = Policy(lease=5.0)
+"""What is claimed is a send, which takes milliseconds. A beat that died is noticed soon."""
+
+STANDBY: Final = 15.0
+"""Seconds for which a beat waits for another one that is sending the same task.
+
+Longer than a lease, so that it sends in place of one that died."""
+
+ALIGNED: Final = {timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)}
+"""Intervals whose times are the same everywhere if they are relative, that is, rounded."""
+
+FURTHEST: Final = 9 * 366 * DAY
+"""Seconds for which to look back for a time that was due: there may be no leap year in eight."""
+
+
+class every(schedule):  # noqa: N801 - schedules of Celery are called like functions
+    """An interval whose times are the same for all beats: multiples of it, counted from 1970 on.
+
+    `run_every` is its length: a number of seconds, or a timedelta. `relative`, `nowfun` and `app`
+    are those of Celery's own schedules; an `every` is the same with and without `relative`.
+
+    Examples:
+        >>> every(timedelta(minutes=15))
+        <freq: 15.00 minutes>
+    """
+
+    run_every: timedelta
+
+    def __init__(
+        self,
+        run_every: Duration,
+        relative: bool = False,
+        nowfun: Callable[[], datetime] | None = None,
+        app: Any = None,
+    ) -> None:
+        length = seconds("the length of every", run_every)
+        super().__init__(length, relative, nowfun, app)
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        """Return the time from now until the next time after the last run."""
+        last: datetime = self.maybe_make_aware(last_run_at)
+        now: datetime = self.maybe_make_aware(self.now())
+        return self.latest(last) + self.run_every - now
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        """Tell whether to run now, and in how many seconds to ask again."""
+        left = self.remaining_estimate(last_run_at).total_seconds()
+        state: tuple[bool, float] = schedstate(left <= 0, left)
+        if left <= 0:
+            state = schedstate(True, self.remaining_estimate(self.now()).total_seconds())
+        return state
+
+    def latest(self, now: datetime) -> datetime:
+        """Return the last time that was due before `now`, or at that moment."""
+        return EPOCH + (now - EPOCH) // self.run_every * self.run_every
+
+
+class _OnceScheduler(Scheduler):
+    """What a scheduler does beside what its base does; `scheduler_class` puts the two together."""
+
+    _engine: Callable[[], Idempotency]
+    _scope: str
+    _policy: Policy | None
+
+    def setup_schedule(self) -> None:
+        """Read the schedule; an entry whose times the beats do not share is a `ConfigError`."""
+        super().setup_schedule()
+        for entry in self.schedule.values():
+            check(entry)
+
+    def apply_async(
+        self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **options: Any
+    ) -> Any:
+        """Send the task of an entry that is due, unless another beat has sent it."""
+        check(entry)
+        due = latest_due(entry.schedule, entry.schedule.now())
+        entry = self.reserve(entry) if advance else entry
+        key = f"{quote(entry.name, safe='/:')}@{in_utc(due)}"
+        task_id = str(uuid5(NAMESPACE, f"{self._scope}:{key}"))
+        to_send = _copy(entry, options={"task_id": task_id, **entry.options})
+        sent: list[Any] = []
+
+        def send() -> None:
+            sent.append(
+                super(_OnceScheduler, self).apply_async(to_send, producer, advance=False, **options)
+            )
+
+        runs = self._engine().internals
+        before = latest_due(entry.schedule, due - timedelta(seconds=1))
+        rules = rules_of_slot(
+            runs.setup.rules(self._scope, self._policy, SENDING),
+            (due - before).total_seconds(),
+            STANDBY,
+        )
+        call = runs.setup.call(key, self._scope, UNSET, rules, keeps_value=False)
+        if run_unless_taken(runs, call, send) is None:
+            logger.info("task %s of %s is sent by another beat", entry.name, in_utc(due))
+            return None
+        return sent[0]
+
+
+def scheduler_class(
+    idempotency: Idempotency | None = None,
+    *,
+    base: type[Scheduler] = PersistentScheduler,
+    scope: str = "celery.beat",
+    policy: Policy | None = None,
+) -> type[Scheduler]:
+    """Make a scheduler class for beat, on an engine of your own.
+
+    `idempotency` is the engine; without one it is the default engine, made from the settings.
+    `base` is the scheduler class that it adds to. `scope` keeps applications apart that share a
+    store, and `policy` wins over that of the engine.
+
+    Examples:
+        >>> Beat = scheduler_class(idem)  # celery -A shop beat -S shop.beat:Beat
+    """
+    if idempotency is not None and not isinstance(idempotency, Idempotency):
+        raise ConfigError(
+            f"beat has no event loop: it needs an Idempotency, not {type(idempotency).__name__}"
+        )
+    if idempotency is not None:
+        idempotency.internals.setup.rules(scope, policy)  # a wrong one is rejected now
+    engine = default_engine if idempotency is None else (lambda: idempotency)
+    fields = {"_engine": staticmethod(engine), "_scope": scope, "_policy": policy}
+    fields |= {"__doc__": base.__doc__, "__module__": __name__}
+    return type("OnceScheduler", (_OnceScheduler, base), fields)
+
+
+OnceScheduler = scheduler_class()
+"""The scheduler class of beat on the default engine, which is made from the settings."""
+
+
+# --- when an entry was due ---------------------------------------------------------------------
+
+
+def check(entry: ScheduleEntry) -> None:
+    """Raise a `ConfigError` if beats would not agree about the times of an entry."""
+    timing = entry.schedule
+    rounded = type(timing) is schedule and timing.relative and timing.run_every in ALIGNED
+    if not rounded and not isinstance(timing, crontab | every):
+        raise ConfigError(
+            f"the entry {entry.name!r} would be sent more than once: the times of its schedule "
+            f"({timing!r}) are not the same for all beats. Use crontab(...), or "
+            "semel.adapters.celery_beat.every(...), which counts an interval from 1970 on"
+        )
+
+
+def latest_due(timing: BaseSchedule, now: datetime) -> datetime:
+    """Return the last time that a schedule was due before `now`, or at that moment.
+
+    Celery's own answer depends on when a beat sent the task last; this one is the same for all.
+    """
+    now = timing.maybe_make_aware(now).astimezone(UTC)
+    if isinstance(timing, every):
+        return timing.latest(now)
+    fixed = _copy(timing, nowfun=lambda: now.astimezone(timing.tz))
+
+    def left_after(back: float) -> float:
+        """Return the seconds from now until the first due time after an earlier moment."""
+        moment = now - timedelta(seconds=back)
+        left: timedelta = fixed.remaining_estimate(moment.astimezone(timing.tz))
+        return left.total_seconds()
+
+    far, near = FURTHEST, 0.0
+    while far - near > 1:
+        middle = (far + near) / 2
+        if left_after(middle) <= 0:
+            far = middle
+        else:
+            near = middle
+    return _to_the_second(now + timedelta(seconds=left_after(far)))
+
+
+def _to_the_second(moment: datetime) -> datetime:
+    return (moment + timedelta(seconds=0.5)).replace(microsecond=0)
+
+
+def _copy(thing: Any, **changes: Any) -> Any:
+    """Return a copy of an entry or a schedule with other attributes."""
+    # Not by `copy`: it makes them as pickle does, without their app, and so with another time zone.
+    made = object.__new__(type(thing))
+    vars(made).update(vars(thing), **changes)
+    return made

@@ -1,0 +1,245 @@
+"""The scheduler for Celery beat: when an entry was due, and which entries it rejects."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from celery import Celery
+from celery.beat import Scheduler
+from celery.schedules import crontab, schedule
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel import (
+    AsyncIdempotency,
+    ConfigError,
+    Idempotency,
+    Policy,
+    StoreUnavailable,
+    default,
+    open_store,
+)
+from semel.adapters import celery_beat
+from semel.adapters.celery_beat import OnceScheduler, every, latest_due, scheduler_class
+from semel.testing import FaultyStore, Refuse
+
+BERLIN = ZoneInfo("Europe/Berlin")
+OPEN = Policy(store_error="open")
+HALF_AN_HOUR = timedelta(minutes=30)
+
+
+@pytest.fixture
+def app():
+    """An application whose broker is in memory."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.timezone = "Europe/Berlin"
+    app.conf.result_expires = None
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def idem():
+    with Idempotency("memory://") as engine:
+        yield engine
+
+
+@pytest.fixture
+def beat(app, idem, monkeypatch):
+    """Make beats of the application, whose sends are counted."""
+    app.sent = []
+    monkeypatch.setattr(
+        app, "send_task", lambda *args, **options: app.sent.append((args[0], options))
+    )
+
+    def made(entries: dict, engine=idem, **options):
+        app.conf.beat_schedule = entries
+        return scheduler_class(engine, base=Scheduler, **options)(app=app)
+
+    return made
+
+
+def local(text: str, *, fold: int = 0) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=BERLIN, fold=fold)
+
+
+# --- when an entry was due -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("timing", "now", "due"),
+    [
+        (crontab(hour=3, minute=30), "2026-11-17T12:00:00.5", "2026-11-17T03:30"),
+        (crontab(hour=3, minute=30), "2026-11-17T03:30", "2026-11-17T03:30"),
+        (crontab(hour=3, minute=30), "2026-11-17T03:29:59.999", "2026-11-16T03:30"),
+        (crontab(minute="*/15"), "2026-11-17T12:16", "2026-11-17T12:15"),
+        (crontab(), "2026-11-17T12:16:59.9", "2026-11-17T12:16"),
+        (crontab(0, 0, day_of_month=31), "2026-11-17T12:00", "2026-10-31T00:00"),
+        (crontab(0, 0, day_of_month=29, month_of_year=2), "2027-11-17T12:00", "2024-02-29T00:00"),
+        (crontab(0, 6, day_of_week="mon"), "2026-11-17T12:00", "2026-11-16T06:00"),
+        (schedule(3600, relative=True), "2026-11-17T12:16", "2026-11-17T12:00"),
+        (schedule(60, relative=True), "2026-11-17T12:16:30", "2026-11-17T12:16"),
+        (schedule(86400, relative=True), "2026-11-17T12:16", "2026-11-17T00:00"),
+        (every(900), "2026-11-17T12:16", "2026-11-17T12:15"),
+        # the days on which the clocks change
+        (crontab(hour=1, minute=30), "2026-03-29T12:00", "2026-03-29T01:30"),
+        (crontab(hour=4, minute=30), "2026-10-25T12:00", "2026-10-25T04:30"),
+    ],
+)
+def test_the_last_due_time_is_the_same_whenever_a_beat_has_sent_last(app, timing, now, due):
+    timing.app = app
+    timing.__dict__.pop("tz", None)
+    assert latest_due(timing, local(now)) == local(due)
+
+
+@pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
+def test_beats_agree_on_the_days_on_which_the_clocks_change(app, day):
+    timing = crontab(minute="*/30")
+    timing.app = app
+    first = local(f"{day}T00:00").astimezone(UTC)
+    moments = [first + timedelta(minutes=minutes) for minutes in range(0, 300, 10)]
+    expected = [first + (moment - first) // HALF_AN_HOUR * HALF_AN_HOUR for moment in moments]
+    # Of two local times that are the same, a crontab knows the first.
+    repeated = [datetime(2026, 10, 25, 1, minute, tzinfo=UTC) for minute in (0, 30)]
+    last = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+    expected = [last if due in repeated else due for due in expected]
+    assert [latest_due(timing, moment) for moment in moments] == expected
+
+
+def test_a_beat_that_starts_in_the_hour_that_comes_twice_sends_nothing_again(beat, app):
+    # Celery's own answer is that the entry is due, again and again until the hour is over.
+    scheduler = beat({"report": {"task": "reports.make", "schedule": crontab(minute="*/30")}})
+    timing = scheduler.schedule["report"].schedule
+    for now in (local("2026-10-25T02:30:01"), local("2026-10-25T02:10", fold=1)):
+        timing.nowfun = lambda now=now: now
+        scheduler.apply_entry(scheduler.schedule["report"])
+    scheduler.schedule["report"].last_run_at = local("2026-10-25T02:05", fold=1)
+    assert scheduler.schedule["report"].is_due().is_due
+    assert len(app.sent) == 1
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**7))
+def test_every_is_counted_from_1970_on(now, length):
+    timing = every(length)
+    moment = datetime.fromtimestamp(now, UTC)
+    due = timing.latest(moment)
+    assert due <= moment < due + timedelta(seconds=length)
+    assert due.timestamp() % length == 0
+
+
+def test_every_is_due_at_its_times_and_asks_again_at_the_next():
+    now = datetime(2026, 11, 17, 12, 16, tzinfo=UTC)
+    timing = every(timedelta(minutes=15), nowfun=lambda: now)
+    assert timing.is_due(now - timedelta(seconds=61)) == (True, 14 * 60)
+    assert timing.is_due(now - timedelta(seconds=59)) == (False, 14 * 60)
+    assert timing.is_due((now - timedelta(minutes=16)).replace(tzinfo=None)) == (True, 14 * 60)
+    again = pickle.loads(pickle.dumps(every(900)))  # noqa: S301 - beat keeps it so
+    assert (type(again), again.run_every, again) == (every, timedelta(minutes=15), timing)
+
+
+# --- entries -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [30.0, timedelta(minutes=15), schedule(7200, relative=True), schedule(60)],
+)
+def test_an_interval_that_begins_with_its_beat_stops_beat_at_its_start(beat, timing):
+    with pytest.raises(ConfigError, match=r"(?s)'report'.*crontab\(\.\.\.\)"):
+        beat({"report": {"task": "reports.make", "schedule": timing}})
+
+
+def test_an_entry_that_is_added_later_is_rejected_when_it_is_due(beat, app):
+    scheduler = beat({})
+    entry = scheduler.add(name="report", task="reports.make", schedule=60)
+    with pytest.raises(ConfigError):
+        scheduler.apply_async(entry)
+    assert app.sent == []
+
+
+def test_two_beats_send_one_task_with_the_same_id(beat, app, idem):
+    entries = {
+        "sales report": {
+            "task": "reports.make",
+            "schedule": every(3600),
+            "args": (7,),
+            "options": {"queue": "slow"},
+        }
+    }
+    first, second = beat(entries), beat(entries)
+    now = first.schedule["sales report"].schedule.now()
+    for scheduler in (first, second):
+        scheduler.schedule["sales report"].schedule.nowfun = lambda: now
+        before = scheduler.schedule["sales report"]
+        scheduler.apply_async(before)
+        assert scheduler.schedule["sales report"].total_run_count == 1
+        assert before.options == {"queue": "slow"}
+    ((task, options),) = app.sent
+    assert task == "reports.make"
+    assert options["queue"] == "slow"
+    (record,) = idem.records(scope="celery.beat")
+    assert record.identity.key.startswith("sales%20report@")
+    assert options["task_id"] == str(
+        celery_beat.uuid5(celery_beat.NAMESPACE, f"celery.beat:{record.identity.key}")
+    )
+    assert record.remaining > 3600
+
+
+def test_an_id_of_your_own_is_kept(beat, app):
+    entry = {"task": "reports.make", "schedule": crontab(), "options": {"task_id": "mine"}}
+    scheduler = beat({"report": entry}, scope="shop", policy=Policy(ttl=10**7))
+    scheduler.apply_entry(scheduler.schedule["report"])
+    assert [options["task_id"] for _, options in app.sent] == ["mine"]
+
+
+def test_a_task_that_could_not_be_sent_is_sent_by_the_next_beat(beat, app, monkeypatch):
+    entries = {"report": {"task": "reports.make", "schedule": every(3600)}}
+    first, second = beat(entries), beat(entries)
+    now = first.schedule["report"].schedule.now()
+    for scheduler in (first, second):
+        scheduler.schedule["report"].schedule.nowfun = lambda: now
+    with monkeypatch.context() as broken:
+
+        def refuse(*args, **options):
+            raise ConnectionError("no broker")
+
+        broken.setattr(app, "send_task", refuse)
+        first.apply_entry(first.schedule["report"])  # it logs the error, as Celery does
+    second.apply_entry(second.schedule["report"])
+    assert len(app.sent) == 1
+
+
+def test_while_the_store_is_down_nothing_is_sent_unless_the_policy_says_so(beat, app):
+    entries = {"report": {"task": "reports.make", "schedule": every(3600)}}
+    store = FaultyStore(open_store("memory://"))
+    store.inject("claim", Refuse(), times=100)
+    with Idempotency(store) as engine:
+        closed, opened = beat(entries, engine), beat(entries, engine, policy=OPEN)
+        with pytest.raises(StoreUnavailable):
+            closed.apply_async(closed.schedule["report"])
+        assert app.sent == []
+        opened.apply_async(opened.schedule["report"])
+    assert [task for task, _ in app.sent] == ["reports.make"]
+
+
+def test_without_an_engine_it_is_the_default_one(app, idem, monkeypatch, tmp_path):
+    monkeypatch.setattr(default._default, "_engine", idem)
+    monkeypatch.setattr(app, "send_task", lambda *args, **options: "sent")
+    app.conf.beat_schedule = {"report": {"task": "reports.make", "schedule": every(60)}}
+    scheduler = OnceScheduler(app=app, schedule_filename=str(tmp_path / "schedule"))
+    with contextlib.closing(scheduler):
+        assert scheduler.apply_async(scheduler.schedule["report"]) == "sent"
+    assert len(list(idem.records(scope="celery.beat"))) == 1
+
+
+def test_wrong_arguments_are_rejected(idem):
+    with pytest.raises(ConfigError, match="needs an Idempotency, not AsyncIdempotency"):
+        scheduler_class(AsyncIdempotency("memory://"))
+    with pytest.raises(ConfigError, match="policy must be"):
+        scheduler_class(idem, policy="job")
+    with pytest.raises(ConfigError, match="the length of every"):
+        every(0)
