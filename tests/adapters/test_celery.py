@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Event, Thread
@@ -25,6 +24,8 @@ from semel import Idempotency, Policy, current_attempt, open_store
 from semel.adapters.celery import task_class
 from semel.adapters.celery_worker import counts_chord_parts_twice, problems, request_class
 from semel.aio import AsyncIdempotency
+from semel.engine import outcomes
+from semel.engine._sync import runs
 from semel.errors import (
     AttemptsExhausted,
     ConcurrentRequest,
@@ -34,6 +35,7 @@ from semel.errors import (
     OutcomeUnknown,
     PayloadMismatch,
 )
+from semel.events import ResultNotStored
 from semel.testing import FaultyStore, Refuse
 
 NOW = {"max_retries": 2, "countdown": 0}
@@ -173,6 +175,23 @@ def test_what_a_task_says_of_acknowledging_counts(shop, ran):
         shop, idempotent=True, acks_late=False, reject_on_worker_lost=False, acks_on_timeout=True
     )
     assert not charge.acks_late
+    assert not charge.reject_on_worker_lost
+    assert charge.acks_on_timeout
+
+
+def test_what_celery_writes_into_a_base_is_not_what_it_says(idem, ran):
+    class Careless(Task):
+        reject_on_worker_lost = False
+
+    shop = application(idem, base=Careless)
+
+    class Base(shop.Task):
+        acks_on_timeout = True
+
+    assert Base.app is shop  # which binds the class
+    assert Base.acks_late is False
+    charge = ran.task(shop, base=Base, idempotent=True)
+    assert charge.acks_late
     assert not charge.reject_on_worker_lost
     assert charge.acks_on_timeout
 
@@ -605,24 +624,24 @@ def test_a_message_that_cannot_be_sent_again_stays(idem, ran):
     assert info.retval.requeue
 
 
-def test_a_message_whose_result_was_never_stored_stays(ran):
+def test_a_message_whose_result_was_never_stored_stays(monkeypatch):
+    monkeypatch.setattr(outcomes, "SAVE_FOR", 0.02)
+    monkeypatch.setattr(runs, "CLOSING_LOOK", 0.05)
+
+    def shut_down(event):
+        if isinstance(event, ResultNotStored):
+            idem.internals.closed = True
+
     store = FaultyStore(open_store("memory://"))
-    idem = Idempotency(store, policy=Policy(lease=0.5, store_timeout=0.2))
-    store.inject("complete", Refuse(), times=1000)
+    idem = Idempotency(store, policy=Policy(lease=1), hooks=[shut_down])
     shop = application(idem)
 
     @shop.task(idempotent=True)
     def charge(): ...
 
-    def close():
-        while not store.fired("complete"):
-            time.sleep(0.01)
-        idem.close()
-
-    closing = Thread(target=close)
-    closing.start()
+    store.inject("complete", Refuse(), times=1000)
     info = delivered(charge)
-    closing.join()
+    store.heal()
     assert info.state == "REJECTED"
     assert info.retval.requeue
 

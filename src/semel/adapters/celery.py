@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import Any, Final, NoReturn, Self, TypeAlias, TypedDict, cast
+from typing import Any, ClassVar, Final, NoReturn, Self, TypeAlias, TypedDict, assert_never, cast
 from uuid import NAMESPACE_OID, uuid5
 
 from semel.adapters._sync.consuming import Consumer
@@ -84,6 +84,14 @@ class IdempotentTask(Task):  # type: ignore[misc]  # Celery has no types
     delivery: Delivery | None = None
     """For semel itself: how a message of this task is handled."""
 
+    own_settings: ClassVar[Mapping[str, Any]] = {}
+    """For semel itself: what this class says of acknowledging, apart from its bases."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Note what the class says, for Celery writes settings into every class that it binds."""
+        super().__init_subclass__(**options)
+        cls.own_settings = _own_settings(cls)
+
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """Make a task; one that is turned on handles messages."""
         # Here and not in __init__, which the task classes of an application define as they like.
@@ -98,9 +106,8 @@ class IdempotentTask(Task):  # type: ignore[misc]  # Celery has no types
     def bind(cls, app: Any) -> Any:
         """Give a task that is turned on the settings that it needs, where it says nothing."""
         if cls.idempotent is not False:
-            for name, value in DEFAULTS.items():
-                if getattr(cls, name, None) is None:
-                    setattr(cls, name, value)
+            for name, value in {**DEFAULTS, **_said(cls)}.items():
+                setattr(cls, name, value)
             if _options(cls.idempotent).get("dead_letters"):
                 # A message whose task has failed is rejected, which is how it gets there.
                 cls.acks_on_failure = cls.acks_on_failure_or_timeout = False
@@ -127,9 +134,13 @@ def task_class(idempotency: Idempotency | str, *, base: type[Any] = Task) -> typ
     `idempotency` is an engine, or the URL of its store. `base` is the application's own task class.
 
     Examples:
+        >>> from celery import Celery
         >>> app = Celery("shop", task_cls=task_class(idem))
         >>> @app.task(idempotent={"key": "order:{order_id}"})
-        ... def charge(order_id): ...
+        ... def ship(order_id):
+        ...     return f"shipped {order_id}"
+        >>> ship.apply((42,)).get()
+        'shipped 42'
     """
     engine = Idempotency(idempotency) if isinstance(idempotency, str) else idempotency
     if not isinstance(engine, Idempotency):
@@ -143,6 +154,22 @@ def task_class(idempotency: Idempotency | str, *, base: type[Any] = Task) -> typ
         raise ConfigError(f"{base.__name__} was made by task_class already")
     names = {"abstract": True, "idempotency": engine, "__module__": base.__module__}
     return cast("type[IdempotentTask]", type("Task", (IdempotentTask, base), names))
+
+
+def _own_settings(kind: type) -> dict[str, Any]:
+    own = vars(kind)
+    return {name: own[name] for name in DEFAULTS if own.get(name) is not None}
+
+
+def _said(cls: type[IdempotentTask]) -> dict[str, Any]:
+    """Collect what a task and its bases say of acknowledging."""
+    said: dict[str, Any] = {}
+    for kind in reversed(cls.__mro__):
+        if issubclass(kind, IdempotentTask):
+            said |= vars(kind)["own_settings"]
+        elif kind is not Task:
+            said |= _own_settings(kind)
+    return said
 
 
 def _options(idempotent: object) -> TaskOptions:
@@ -282,6 +309,8 @@ class Delivery:
             case Fail():
                 _ended.set(None)  # a task that was run inside may have ended with the same error
                 raise verdict.error
+            case _:
+                assert_never(verdict)
 
     def check_chord(self) -> None:
         """Raise a `ConfigError` if the result backend would count a part of a chord twice."""

@@ -127,8 +127,6 @@ def stop_worker(task: Any, error: Exception) -> NoReturn:
 def check_worker(worker: Any, tasks: Sequence[Any]) -> None:
     """Log what is wrong with the settings of a worker that starts, once for each task."""
     Program.pid = os.getpid()
-    if not tasks:
-        return
     connection = worker.app.connection_for_read()
     broker = connection.transport.driver_type
     visibility = VISIBILITY.get(broker)
