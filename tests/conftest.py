@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from measuring import measure_without_lock
 from servers.mariadb import MariaDBServer, mariadb_server
 from servers.postgres import PostgresServer, postgres_server
 from servers.rabbitmq import RabbitMQServer, VirtualHost, rabbitmq_server
@@ -29,6 +30,9 @@ unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", derandomize=True, **unhurried)
 settings.register_profile("fuzz", max_examples=20_000, **unhurried)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+measure_without_lock()
 
 
 LONGEST = (

@@ -6,14 +6,21 @@
 Eight threads make 10,000 calls each. Meanwhile the process forks again and again, and each child
 makes calls of its own. With a tally, one line of JSON says what the children counted, the next what
 the parent did. In the multi-process mode of Prometheus, the metrics of all of them are printed.
+
+Nobody may measure its coverage (`measuring.unmeasured`): the children would wait for a lock of
+coverage.py. A process that hangs all the same says where, and ends.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
+import traceback
+from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -26,9 +33,13 @@ THREADS = 8
 CALLS = 10_000
 FORKS = 10
 CALLS_OF_A_CHILD = 25
+PATIENCE = 100
+"""Seconds after which a process hangs: it takes two."""
 
 
 def main(hook) -> None:
+    faulthandler.register(signal.SIGALRM, chain=True)
+    signal.alarm(PATIENCE)
     idem = Idempotency("memory://", hooks=[hook])
 
     def work(number: int) -> None:
@@ -41,11 +52,7 @@ def main(hook) -> None:
     read, write = os.pipe()
     for fork in range(FORKS):
         if os.fork() == 0:
-            for call in range(CALLS_OF_A_CHILD):
-                idem.execute(f"child-{fork}:{call}", lambda: "done", scope="child")
-            if isinstance(hook, Tally):
-                os.write(write, json.dumps(hook.totals().events).encode() + b"\n")
-            os._exit(0)
+            in_child(idem, hook, fork, write)
     failed = any(os.wait()[1] for _ in range(FORKS))
     for thread in threads:
         thread.join()
@@ -54,6 +61,20 @@ def main(hook) -> None:
         report(hook, [json.loads(line) for line in children])
     idem.close()
     sys.exit(failed)
+
+
+def in_child(idem: Idempotency, hook, fork: int, write: int) -> NoReturn:
+    """Make calls and report; whatever happens, the child never goes on as a second parent."""
+    signal.alarm(PATIENCE)
+    try:
+        for call in range(CALLS_OF_A_CHILD):
+            idem.execute(f"child-{fork}:{call}", lambda: "done", scope="child")
+        if isinstance(hook, Tally):
+            os.write(write, json.dumps(hook.totals().events).encode() + b"\n")
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 def report(hook, children) -> None:

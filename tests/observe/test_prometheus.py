@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from engines.facade import KINDS, PATIENCE, World, wait_until
+from measuring import unmeasured
 from observe.counting import CALLS, CALLS_OF_A_CHILD, FORKS, THREADS
 from semel import Idempotency, events
 from semel.core.records import Identity
@@ -311,6 +312,7 @@ def test_a_process_that_forks_while_its_threads_count_is_added_up(multiprocess):
         [sys.executable, HERE / "counting.py", "prometheus"],
         capture_output=True,
         text=True,
+        env=unmeasured(),
         timeout=150,
         check=False,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from engines.facade import KINDS, PATIENCE, Effect, World, never, wait_until
+from measuring import unmeasured
 from observe.counting import CALLS, CALLS_OF_A_CHILD, FORKS, THREADS
 from semel import Idempotency, Policy, events
 from semel.core.records import Identity
@@ -247,6 +248,7 @@ def test_a_process_that_forks_while_its_threads_count_loses_nothing_and_counts_n
         [sys.executable, HERE / "counting.py", "tally"],
         capture_output=True,
         text=True,
+        env=unmeasured(),
         timeout=150,
         check=False,
     )

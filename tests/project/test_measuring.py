@@ -1,0 +1,66 @@
+"""A process that forks is measured without a lock that its child could wait for, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from coverage import Coverage
+
+from measuring import unmeasured
+
+TESTS = Path(__file__).resolve().parent.parent
+
+# The hooks are registered before those of semel: so the lock is taken last, and at the fork itself,
+# as if a thread were inside the tracer just then.
+FORKS_WHILE_TRACED = """
+import os, signal, sys
+from coverage import Coverage
+
+measuring = Coverage(data_file=None, source_pkgs=["semel"], concurrency="thread", config_file=False)
+measuring.start()
+traced = measuring._collector
+os.register_at_fork(before=traced.lock_data, after_in_parent=traced.unlock_data)
+sys.path.insert(0, sys.argv[1])
+from measuring import measure_without_lock
+measure_without_lock()
+from semel import Idempotency
+idem = Idempotency("memory://")
+child = os.fork()
+if child == 0:
+    idem.execute("a", lambda: "done")
+    os._exit(0)
+signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+signal.alarm(30)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_is_forked_while_a_thread_is_traced_goes_on():
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKS_WHILE_TRACED, TESTS],
+        env=unmeasured(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "0\n", "it had to be killed"
+
+
+def test_the_tests_themselves_are_measured_without_lock():
+    measuring = Coverage.current()
+    if measuring is None:
+        pytest.skip("nobody measures them now")
+    assert measuring._collector.data_lock is None
+
+
+def test_a_program_can_be_started_that_nobody_measures(monkeypatch):
+    monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", "{}")
+    assert "COVERAGE_PROCESS_CONFIG" not in unmeasured()
+    assert unmeasured()["PATH"] == os.environ["PATH"]
