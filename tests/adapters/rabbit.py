@@ -20,8 +20,10 @@ class Broker:
         self.channel.confirm_delivery()
         self.declare("orders")
 
-    def connect(self):
-        return pika.BlockingConnection(pika.URLParameters(self.host.url))
+    def connect(self, heartbeat=None):
+        parameters = pika.URLParameters(self.host.url)
+        parameters.heartbeat = heartbeat
+        return pika.BlockingConnection(parameters)
 
     def declare(self, name, **arguments):
         self.channel.queue_declare(name, durable=True, arguments=arguments)

@@ -13,6 +13,7 @@ import pytest
 from adapters.rabbit import PATIENCE, Broker, circle, full
 from semel import AsyncIdempotency, ConfigError, NestedCall, Policy
 from semel.adapters import aio_pika, rabbitmq
+from servers.proxy import proxy_to
 
 
 @pytest.fixture
@@ -41,8 +42,9 @@ async def queue(broker):
 
 
 async def connected(broker, kind="robust"):
-    connect = client.connect_robust if kind == "robust" else client.connect
-    return await connect(broker.host.url)
+    if kind == "plain":
+        return await client.connect(broker.host.url)
+    return await client.connect_robust(broker.host.url, reconnect_interval=0.1)
 
 
 async def queue_of(connection, prefetch=10):
@@ -239,6 +241,22 @@ async def test_a_connection_that_ends_before_a_delay_leaves_the_message(broker, 
     await until(ready(broker, "orders"))
 
 
+async def test_a_delay_whose_confirmation_is_lost_gives_one_effect(broker, idem):
+    handle = Handler(failures=1)
+    with proxy_to(broker.host.server.port) as proxy:
+        url = broker.host.url_at(proxy.port)
+        async with await client.connect_robust(url, reconnect_interval=0.1) as connection:
+            consumer = aio_pika.once(idem, handle, consumer="mailer")
+            await (await queue_of(connection)).consume(consumer)
+            proxy.lose_reply(lambda sent: b"semel.later" in sent and b"the body" in sent)
+            broker.publish(body=b"the body")
+            await until(handle.times(2))
+            await until(lambda: sum(map(sum, broker.host.depths().values())) == 0)
+        assert await consumer.drain()
+        assert proxy.lost == 1
+    assert len(handle.seen) == 2
+
+
 async def test_an_error_of_the_program_stops_the_consumer_and_acknowledges_nothing(
     broker, queue, idem, caplog
 ):
@@ -253,6 +271,8 @@ async def test_an_error_of_the_program_stops_the_consumer_and_acknowledges_nothi
     assert "a consumer stops" in caplog.text
     with pytest.raises(NestedCall):
         await consumer.drain()
+    with pytest.raises(NestedCall):
+        await consumer.run(queue)
     await queue.consume(consumer)
     broker.publish("m-2")
     await until(lambda: broker.host.depth("orders") == (0, 2))
@@ -274,7 +294,7 @@ async def test_a_signal_ends_what_runs_and_takes_no_more(broker, queue, idem, nu
         ended.append(message.id)
 
     broker.publish()
-    assert await aio_pika.once(idem, handle, consumer="mailer").run(queue)
+    assert await aio_pika.once(idem, handle, queue="orders").run(queue)
     assert ended == ["m-1"]
     await until(lambda: broker.host.depth("orders") == (1, 0))
 
@@ -294,6 +314,30 @@ async def test_what_runs_after_the_time_of_grace_is_cancelled_and_given_back(
     again = Handler()
     consumer = aio_pika.once(idem, again, consumer="mailer", policy=Policy(lease=50))
     assert await serve(queue, consumer, again.times(1))  # its record was released
+
+
+async def test_a_consumer_ends_while_the_broker_is_away(broker, idem, monkeypatch, caplog):
+    monkeypatch.setattr(aio_pika, "_CANCELLING", 0.1)
+    caplog.set_level("INFO")
+    go = asyncio.Event()
+    handle = Handler(wait=go)
+    with proxy_to(broker.host.server.port) as proxy:
+        url = broker.host.url_at(proxy.port)
+        async with await client.connect_robust(url, reconnect_interval=0.1) as connection:
+            consumer = aio_pika.once(idem, handle, consumer="mailer")
+            queue = await queue_of(connection)
+            running = asyncio.create_task(consumer.run(queue, signals=()))
+            broker.publish()
+            await handle.began.wait()
+            proxy.refusing = True
+            proxy.cut_all()
+            await until(lambda: proxy.refused)
+            consumer.stop()
+            go.set()
+            assert await running
+            assert "the connection of a message is gone" in caplog.text
+    assert len(handle.seen) == 1
+    await until(ready(broker, "orders"))
 
 
 async def test_a_channel_that_is_closed_ends_the_consumer(broker, idem):

@@ -14,8 +14,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Final, Literal, assert_never, cast
 
 from semel.adapters.consuming import AsyncConsumer, AsyncRunning
 from semel.adapters.rabbitmq import (
@@ -45,6 +44,11 @@ with Needed("semel[aio-pika]", by=__name__):
     from aiormq.exceptions import AMQPChannelError, ChannelInvalidStateError, DeliveryError
 
 __all__ = ["AioPikaConsumer", "message", "once"]
+
+_NOT_TAKEN: Final = (DeliveryError, AMQPChannelError, ChannelInvalidStateError)
+"""What aiormq raises when the broker did not take a message, though it is there."""
+_CANCELLING: Final = 2.0
+"""Seconds to tell the broker that a consumer ends."""
 
 
 def once(
@@ -113,7 +117,7 @@ class AioPikaConsumer:
         self._handled = handled
         self._rules = rules
         self._running = AsyncRunning()
-        self._publishers: WeakKeyDictionary[AbstractConnection, _Publisher] = WeakKeyDictionary()
+        self._publishers: dict[AbstractConnection, _Publisher] = {}
         self._stop = asyncio.Event()
         self._draining = False
         self._error: Exception | None = None
@@ -141,8 +145,10 @@ class AioPikaConsumer:
                 await self._settle(_acknowledge(message))
             case DeadLetter():
                 await self._settle(_dead_letter(message))
-            case Publish() as publish:
-                await self._settle(self._publish(message, publish))
+            case Publish():
+                await self._settle(self._publish(message, step))
+            case _:
+                assert_never(step)
 
     def _received(self, message: AbstractIncomingMessage) -> Delivery:
         if message.processed:
@@ -172,28 +178,29 @@ class AioPikaConsumer:
             await sending
         except CONNECTION_EXCEPTIONS as error:
             logger.info("the connection of a message is gone: it is delivered again (%s)", error)
-        except asyncio.CancelledError:
-            # aiormq cancels what waits for a connection that is lost.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
 
     async def _publish(self, message: AbstractIncomingMessage, publish: Publish) -> None:
-        connection = message.channel.connection
-        publisher = self._publishers.get(connection)
-        if publisher is None:
-            publisher = self._publishers[connection] = _Publisher()
+        publisher = self._publisher(message.channel.connection)
         following: Publish | None = publish
         while following is not None:
-            error = await publisher.publish(message, following)
-            if error is None:
+            try:
+                await publisher.publish(message, following)
+            except _NOT_TAKEN as error:
+                self._rules.log_unpublished(following, error)
+                following = following.otherwise
+            else:
                 await _acknowledge(message)
                 return
-            self._rules.log_unpublished(following, error)
-            following = following.otherwise
         asyncio.get_running_loop().call_later(
             publish.seconds, lambda: self._running.start(self._settle(_give_back(message)))
         )
+
+    def _publisher(self, connection: AbstractConnection) -> _Publisher:
+        found = self._publishers.get(connection)
+        if found is None:
+            still_open = {each: its for each, its in self._publishers.items() if each.is_opened}
+            self._publishers = {**still_open, connection: (found := _Publisher())}
+        return found
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -224,6 +231,8 @@ class AioPikaConsumer:
         Raises what stops the consumer, and `ConnectionError` when the channel is closed, which a
         robust one is only by its own `close`.
         """
+        if self._error is not None:
+            raise self._error
         if self._rules.queue is None:
             self._rules.queue = queue.name
         self._stop.clear()
@@ -235,6 +244,7 @@ class AioPikaConsumer:
             lost = closed.done()
             stopped.cancel()
             closed.cancel()
+        self._draining = True
         if not lost:
             await self._settle(_cancel(queue, tag))
         ended = await self.drain(grace=grace)
@@ -284,7 +294,8 @@ async def _cancel_consumer(message: AbstractIncomingMessage) -> None:
 
 
 async def _cancel(queue: AbstractQueue, tag: str) -> None:
-    await queue.cancel(tag)
+    # A robust channel waits for a broker that is away, as long as it takes.
+    await asyncio.wait_for(queue.cancel(tag), _CANCELLING)
 
 
 class _Publisher:
@@ -295,31 +306,27 @@ class _Publisher:
         self._declared: set[str] = set()
         self._lock = asyncio.Lock()
 
-    async def publish(self, message: AbstractIncomingMessage, publish: Publish) -> Exception | None:
-        """Publish a message, and wait for the confirmation; returns why there is none."""
-        connection = message.channel.connection
+    async def publish(self, message: AbstractIncomingMessage, publish: Publish) -> None:
+        """Publish a message, and wait for the confirmation."""
+        # One at a time: aiormq finds a message that was returned by its id, and two may share one.
+        async with self._lock:
+            try:
+                await self._publish(message, publish)
+            except _NOT_TAKEN:
+                # Someone may have deleted the delay queue, or its exchange.
+                self._declared.clear()
+                await self._publish(message, publish)
+
+    async def _publish(self, message: AbstractIncomingMessage, publish: Publish) -> None:
         properties = message.properties
         properties.headers, properties.expiration = dict(publish.headers), None
         properties.user_id, properties.message_id = None, message.message_id or NO_ID
-        problem: Exception | None = None
-        # One at a time: aiormq finds a message that was returned by its id, and two may share one.
-        async with self._lock:
-            for _ in range(2):  # someone may have deleted a delay queue, or its exchange
-                try:
-                    channel = await self._opened(connection)
-                    await self._declare(channel, publish)
-                    await channel.basic_publish(
-                        message.body, exchange=publish.exchange,
-                        routing_key=publish.routing_key, properties=properties, mandatory=True,
-                    )  # fmt: skip
-                except (DeliveryError, AMQPChannelError, ChannelInvalidStateError) as error:
-                    if connection.is_closed:
-                        raise
-                    problem = error
-                    self._declared.clear()
-                else:
-                    return None
-        return problem
+        channel = await self._opened(message.channel.connection)
+        await self._declare(channel, publish)
+        await channel.basic_publish(
+            message.body, exchange=publish.exchange, routing_key=publish.routing_key,
+            properties=properties, mandatory=True,
+        )  # fmt: skip
 
     async def _opened(self, connection: AbstractConnection) -> AbstractChannel:
         if self._channel is None or self._channel.is_closed:

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, Final, Literal, NamedTuple, assert_never
 
 from msgspec import Struct
 
@@ -142,7 +141,7 @@ class _Work(Struct, eq=False):
 
     def give_back(self) -> None:
         """Let the broker deliver it again, unless that is done: its channel may be closed."""
-        if self.channel.is_open:
+        with suppress(ChannelWrongStateError):
             self.reject(requeue=True)
 
 
@@ -153,7 +152,7 @@ class PikaConsumer:
         self._handled = handled
         self._rules = rules
         self._threads = ThreadPoolExecutor(threads, f"semel-{handled.rules.consumer}")
-        self._publishers: WeakKeyDictionary[BlockingConnection, _Publisher] = WeakKeyDictionary()
+        self._publishers: dict[BlockingConnection, _Publisher] = {}
         self._works: set[_Work] = set()
         """Those that have not ended. Several threads change it, each in one step."""
         self._stop = threading.Event()
@@ -211,28 +210,38 @@ class PikaConsumer:
         if isinstance(ended, BaseException):
             raise ended
         with suppress(ChannelWrongStateError):  # closed: the broker delivers it again
-            match self._rules.step(ended, work.delivery):
+            step = self._rules.step(ended, work.delivery)
+            match step:
                 case Acknowledge():
                     work.acknowledge()
                 case DeadLetter():
                     work.reject(requeue=False)
-                case Publish() as publish:
-                    self._publish(work, publish)
+                case Publish():
+                    self._publish(work, step)
+                case _:
+                    assert_never(step)
 
     def _publish(self, work: _Work, publish: Publish) -> None:
         connection = work.channel.connection
-        publisher = self._publishers.get(connection)
-        if publisher is None:
-            publisher = self._publishers[connection] = _Publisher()
+        publisher = self._publisher(connection)
         following: Publish | None = publish
         while following is not None:
-            error = publisher.publish(connection, work.received, following)
-            if error is None:
+            try:
+                publisher.publish(connection, work.received, following)
+            except AMQPChannelError as error:
+                self._rules.log_unpublished(following, error)
+                following = following.otherwise
+            else:
                 work.acknowledge()
                 return
-            self._rules.log_unpublished(following, error)
-            following = following.otherwise
         connection.call_later(publish.seconds, work.give_back)
+
+    def _publisher(self, connection: BlockingConnection) -> _Publisher:
+        found = self._publishers.get(connection)
+        if found is None:
+            still_open = {each: its for each, its in self._publishers.items() if each.is_open}
+            self._publishers = {**still_open, connection: (found := _Publisher())}
+        return found
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -253,20 +262,16 @@ class PikaConsumer:
         elsewhere.
         """
         self._stop.clear()
-        running = [True]
-        try:
-            with _received(signals, self.stop):
-                self._look(channel, running)
-                channel.start_consuming()
-        finally:
-            running.clear()
+        with _received(signals, self.stop):
+            self._look(channel)
+            channel.start_consuming()
         return self.drain(channel, grace=grace)
 
-    def _look(self, channel: BlockingChannel, running: list[bool]) -> None:
-        if running and self._stop.is_set():
+    def _look(self, channel: BlockingChannel) -> None:
+        if self._stop.is_set():
             channel.stop_consuming()
-        elif running:
-            channel.connection.call_later(_LOOK, partial(self._look, channel, running))
+        else:
+            channel.connection.call_later(_LOOK, partial(self._look, channel))
 
     def drain(self, channel: BlockingChannel, *, grace: float = 30.0) -> bool:
         """Take no new message from the channel, and wait for those that are handled.
@@ -298,26 +303,25 @@ class _Publisher:
         self._channel: BlockingChannel | None = None
         self._declared: set[str] = set()
 
-    def publish(
+    def publish(self, connection: BlockingConnection, received: Received, publish: Publish) -> None:
+        """Publish a message, and wait for the confirmation."""
+        try:
+            self._publish(connection, received, publish)
+        except AMQPChannelError:
+            # Someone may have deleted the delay queue, or its exchange.
+            self._declared.clear()
+            self._publish(connection, received, publish)
+
+    def _publish(
         self, connection: BlockingConnection, received: Received, publish: Publish
-    ) -> Exception | None:
-        """Publish a message, and wait for the confirmation; returns why there is none."""
+    ) -> None:
         sent = BasicProperties(**vars(received.properties))
         sent.headers, sent.expiration, sent.user_id = dict(publish.headers), None, None
-        problem: Exception | None = None
-        for _ in range(2):  # someone may have deleted a delay queue, or its exchange
-            try:
-                channel = self._opened(connection)
-                self._declare(channel, publish)
-                channel.basic_publish(
-                    publish.exchange, publish.routing_key, received.body, sent, mandatory=True
-                )
-            except AMQPChannelError as error:
-                problem = error
-                self._declared.clear()
-            else:
-                return None
-        return problem
+        channel = self._opened(connection)
+        self._declare(channel, publish)
+        channel.basic_publish(
+            publish.exchange, publish.routing_key, received.body, sent, mandatory=True
+        )
 
     def _opened(self, connection: BlockingConnection) -> BlockingChannel:
         if self._channel is None or not self._channel.is_open:

@@ -14,7 +14,7 @@ This module decides, and writes the log. It never talks to a broker.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, assert_never
 
 from msgspec import Struct
 
@@ -191,8 +191,10 @@ class RabbitRules:
                 return self._delayed(delivery, seconds)
             case Reject():
                 return self._rejected(verdict, delivery)
-            case Fail(error=error):  # the framework's own retry, which RabbitMQ has not
+            case Fail(error=error):  # for frameworks with a retry of their own
                 raise error
+            case _:
+                assert_never(verdict)
 
     def _rejected(self, verdict: Reject, delivery: Delivery) -> Step:
         target, error = self.dead_letters, type(verdict.error).__name__
