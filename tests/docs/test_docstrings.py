@@ -34,7 +34,12 @@ NAMED = re.compile(r"`([\w.]+)`")
 OPTIONS = {"semel.http.options.Choices", "semel.adapters.grpc.rules.Choices"}
 """Options of the web integrations: their pages explain each one in a table."""
 
-MADE_BY_US = {"semel.sync.Once", "semel.sync.OncePer"}
+MADE_BY_US = {
+    "semel.adapters.aio_pika.AioPikaConsumer",
+    "semel.adapters.pika.PikaConsumer",
+    "semel.sync.Once",
+    "semel.sync.OncePer",
+}
 """Nobody else calls their constructors."""
 
 ALIKE = {"semel.sync.Marks"}

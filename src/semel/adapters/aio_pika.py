@@ -69,13 +69,17 @@ def once(
 
     `consumer` names who handles the messages; it is `queue` unless given. `queue` is needed where
     messages come through an exchange. `key` says which messages are the same, `missing` what
-    becomes of one without an id, `payload` what has to be equal. `dead_letters` is True if the
-    queue has a dead-letter exchange, or the name of a queue for rejected messages. With
+    becomes of one without an id, `payload` what has to be equal. `policy` wins over that of the
+    engine (`idempotency`). `dead_letters` is True if the queue has a dead-letter exchange, or the
+    name of a queue for rejected messages. `delay_queues` is the type of the queues in which
+    messages wait. With
     `transaction`, such as `Session.begin`, `handle(session, message)` and the record are one
     commit.
 
     Examples:
-        >>> await queue.consume(once(idem, handle, consumer="mailer"))
+        >>> async def handle(message):
+        ...     await send(message.body)
+        >>> callback = once(idem, handle, consumer="mailer")
     """
     rules = RabbitRules(
         consumer=consumer, queue=queue, dead_letters=dead_letters, delay_queues=delay_queues
@@ -104,7 +108,8 @@ def message(
     an id of your own. `body`, `headers` and `fields` are those of `aio_pika.Message`.
 
     Examples:
-        >>> await exchange.publish(message(body, message_id="order-42"), "orders")
+        >>> message(b"{}", message_id="order-42", delivery_mode=2).message_id
+        'order-42'
     """
     found = stable_id(part, message_id)
     return Message(body, message_id=found, headers=with_id(headers, found), **fields)
@@ -226,10 +231,11 @@ class AioPikaConsumer:
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
         grace: float = 30.0,
     ) -> bool:
-        """Consume `queue` until `stop` or one of these `signals`, then `drain`.
+        """Consume `queue` until `stop` or one of these `signals`; then `drain`.
 
-        Raises what stops the consumer, and `ConnectionError` when the channel is closed, which a
-        robust one is only by its own `close`.
+        Those that are handled get `grace` seconds to end; False = some did not. Raises what stops
+        the consumer, and `ConnectionError` when the channel is closed, which a robust one is only
+        by its own `close`.
         """
         if self._error is not None:
             raise self._error

@@ -79,13 +79,15 @@ def once(
 
     `consumer` names who handles the messages; it is `queue` unless given. `queue` is needed where
     messages come through an exchange. `key` says which messages are the same, `missing` what
-    becomes of one without an id, `payload` what has to be equal. `dead_letters` is True if the
-    queue has a dead-letter exchange, or the name of a queue for rejected messages. With
+    becomes of one without an id, `payload` what has to be equal. `policy` wins over that of the
+    engine (`idempotency`). `dead_letters` is True if the queue has a dead-letter exchange, or the
+    name of a queue for rejected messages. `delay_queues` is the type of the queues in which
+    messages wait. With
     `transaction`, such as `Session.begin`, `handle(session, message)` and the record are one
     commit. `threads` is how many messages are handled at the same time.
 
     Examples:
-        >>> channel.basic_consume("orders", once(idem, handle, consumer="mailer"))
+        >>> callback = once(idem, print, consumer="mailer", dead_letters="orders.dead")
     """
     rules = RabbitRules(
         consumer=consumer, queue=queue, dead_letters=dead_letters, delay_queues=delay_queues
@@ -115,7 +117,8 @@ def properties(
     an id of your own. `headers` and `fields` are those of `pika.BasicProperties`.
 
     Examples:
-        >>> channel.basic_publish("", "orders", body, properties(message_id="order-42"))
+        >>> properties(message_id="order-42", delivery_mode=2).message_id
+        'order-42'
     """
     found = stable_id(part, message_id)
     return BasicProperties(message_id=found, headers=with_id(headers, found), **fields)
@@ -256,10 +259,10 @@ class PikaConsumer:
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
         grace: float = 30.0,
     ) -> bool:
-        """Consume until `stop` or one of these `signals`, then `drain`; False = some still run.
+        """Consume from `channel` until `stop` or one of these `signals`; then `drain`.
 
-        Raises what stops the consumer. Signals are received in the main thread only: give none
-        elsewhere.
+        Those that are handled get `grace` seconds to end; False = some did not. Raises what stops
+        the consumer. Signals are received in the main thread only: give none elsewhere.
         """
         self._stop.clear()
         with _received(signals, self.stop):
@@ -274,7 +277,7 @@ class PikaConsumer:
             channel.connection.call_later(_LOOK, partial(self._look, channel))
 
     def drain(self, channel: BlockingChannel, *, grace: float = 30.0) -> bool:
-        """Take no new message from the channel, and wait for those that are handled.
+        """Take no new message from the `channel`, and wait for those that are handled.
 
         Those that have not begun go back to their queue. What still runs after `grace` seconds is
         not acknowledged (False): it goes back when the connection is closed.
