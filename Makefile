@@ -27,7 +27,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions simulate fuzz-http
+.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions soak-queues simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -82,6 +82,9 @@ soak-transactions: servers  ## kill transactions at random, KILLS=500 times on e
 
 soak-sessions: servers  ## kill web servers with session= endpoints, KILLS=250 times on each database and kind, within MINUTES=30
 	PYTHONPATH=tests $(VENV)/bin/python tests/adapters/soak_sessions.py
+
+soak-queues: servers  ## kill workers of Celery and aio-pika at random, MESSAGES=10000 with duplicates in each mode, within MINUTES=30
+	PYTHONPATH=tests $(VENV)/bin/python -m queues.soak
 
 simulate: $(READY)  ## simulate engines with faults, new seeds for MINUTES=1 (or from FIRST=42 on, COUNT=1 of them)
 	PYTHONPATH=tests $(RUN) proof.sim.hunt --minutes $(or $(MINUTES),1) $(if $(FIRST),--first $(FIRST)) $(if $(COUNT),--count $(COUNT))

@@ -36,6 +36,7 @@ GROUPS = (
     "renewal",
     "imports",
     "web",
+    "queues",
 )
 
 BEFORE_OTHERS = frozenset({"wakeups", "overhead", "tally", "web"})

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from servers.mariadb import mariadb_server as _mariadb_server
 from servers.postgres import postgres_server as _postgres_server
+from servers.rabbitmq import rabbitmq_server as _rabbitmq_server
 from servers.redis import redis_server as _redis_server
 
 MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
@@ -54,6 +55,13 @@ def mariadb_server(*, durable: bool = True) -> Iterator[Any]:
 
 
 @contextmanager
+def rabbitmq_server() -> Iterator[Any]:
+    """A RabbitMQ; `.virtual_host()` gives one with a URL."""
+    with _rabbitmq_server() as server:
+        yield server
+
+
+@contextmanager
 def in_memory() -> Iterator[None]:
     """Let temporary folders be in memory, where there is room: a disk has moments of its own."""
     before, tempfile.tempdir = tempfile.tempdir, MEMORY if Path(MEMORY).is_dir() else None
@@ -75,15 +83,15 @@ def pinned(*pids: int) -> Iterator[None]:
     before = os.sched_getaffinity(0)
     core = {max(before)}
     for pid in (os.getpid(), *pids):
-        _pin(pid, core)
+        pin(pid, core)
     try:
         yield
     finally:
-        _pin(os.getpid(), before)
+        pin(os.getpid(), before)
 
 
-def _pin(pid: int, cores: set[int]) -> None:
-    """Pin every thread, those that run already too."""
+def pin(pid: int, cores: set[int]) -> None:
+    """Keep a process on these cores: every thread, those that run already too."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(ProcessLookupError):  # it has just ended
             os.sched_setaffinity(int(thread.name), cores)

@@ -58,7 +58,7 @@ def _framework(name: str, effort: Effort) -> Section:
     lanes = [one for one in FRAMEWORKS[name] if one not in packages or version_of(packages[one])]
     with backends.redis_server() as redis, ExitStack() as stack:
         generator, server = _cores()
-        _pin(redis.process.pid, generator)
+        backends.pin(redis.process.pid, generator)
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, generator)
         try:
@@ -100,10 +100,6 @@ def _cores() -> tuple[set[int], set[int]]:
     return {cores[0]}, {cores[-1]}
 
 
-def _pin(pid: int, cores: set[int]) -> None:
-    backends._pin(pid, cores)  # noqa: SLF001 - the same, for one process
-
-
 @contextmanager
 def _served(framework: str, lane: str, redis: str, cores: set[int]) -> Iterator[int]:
     """Start an application; gives its port."""
@@ -112,7 +108,7 @@ def _served(framework: str, lane: str, redis: str, cores: set[int]) -> Iterator[
         try:
             assert process.stdout is not None
             port = int(process.stdout.readline())
-            _pin(process.pid, cores)
+            backends.pin(process.pid, cores)
             yield port
         finally:
             process.terminate()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from servers import mariadb, postgres, redis
+from servers import mariadb, postgres, rabbitmq, redis
 
 pytestmark = pytest.mark.timeout(300)  # some start a dozen processes, on a machine that is busy
 
@@ -32,6 +32,7 @@ NEEDS = {
     "renewal": (redis.binary, postgres.binaries),
     "imports": (),
     "web": (redis.binary,),
+    "queues": (rabbitmq.program, redis.binary, postgres.binaries),
 }
 """What a group cannot do without; asking for it skips the test where it is not here."""
 
