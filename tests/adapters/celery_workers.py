@@ -17,6 +17,14 @@ from celery import Celery, signals
 
 PATIENCE = 60.0
 
+SENT: list[dict[str, Any]] = []
+"""All messages that this process has sent."""
+
+
+@signals.before_task_publish.connect  # once: Celery 5.3 does not notice later ones
+def note(**message: Any) -> None:
+    SENT.append(message)
+
 
 def wait_until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
     deadline = time.monotonic() + PATIENCE
@@ -57,7 +65,7 @@ class Shop:
         command = ["-A", "adapters.celery_shop", "worker", "-P", self.pool, "-c", "4", "-l", "INFO"]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         tests = Path(__file__).resolve().parents[1]
-        path = os.pathsep.join([str(tests), str(tests.parent / "src")])
+        path = os.pathsep.join([str(tests), str(tests.parent / "src"), *sys.path])
         with self._log.open("ab") as log:
             self.worker = subprocess.Popen(
                 [sys.executable, "-m", "celery", *command, *quiet],
@@ -114,17 +122,10 @@ class Shop:
 
     @contextmanager
     def recorded(self) -> Iterator[list[dict[str, Any]]]:
-        """Note the messages that are sent here, so that a broker can deliver them twice."""
-        sent: list[dict[str, Any]] = []
-
-        def note(sender: Any, **message: Any) -> None:
-            sent.append(message)
-
-        signals.before_task_publish.connect(note)
-        try:
-            yield sent
-        finally:
-            signals.before_task_publish.disconnect(note)
+        """Give out the messages that are sent here, so that a broker can deliver them twice."""
+        before, sent = len(SENT), []
+        yield sent
+        sent += SENT[before:]
 
     def duplicate(self, message: dict[str, Any]) -> None:
         """Send a message again as it was."""

@@ -17,6 +17,9 @@ from semel.errors import AttemptsExhausted
 from servers.rabbitmq import RabbitMQServer
 from servers.redis import RedisServer, redis_server
 
+# Celery 5.3 with a newer redis-py.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+
 orders = count(1)
 
 

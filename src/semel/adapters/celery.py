@@ -274,9 +274,11 @@ class Delivery:
 
     def deliver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Handle the message of Celery's current request; without one, call the function."""
-        request = self._task.request
+        request = _request_of_message(self._task)
+        if request is None:
+            return self._run(*args, **kwargs)
         this = (self._task.name, request.id)
-        if request.called_directly or _running.get() == this:
+        if _running.get() == this:
             return self._run(*args, **kwargs)
         _ended.set(None)
         _name_callbacks(request)
@@ -293,7 +295,7 @@ class Delivery:
             verdict = self.consumer.handle(message, (args, kwargs))
         except (ConfigError, NestedCall) as error:
             _ended.set(error)
-            stop_worker(self._task, error)
+            stop_worker(self._task, request, error)
         except IdempotencyError as error:  # the engine was closed: somebody else has to look
             raise Reject(error, requeue=True) from error
         finally:
@@ -363,6 +365,15 @@ class Delivery:
         except Exception as error:
             raise Reject(error, requeue=True) from error
         raise Ignore(f"delivered again in {verdict.seconds:.1f} s: {verdict.reason}")
+
+
+def _request_of_message(task: Any) -> Any:
+    """Return the request of the message that is handled here; None: there is none."""
+    # A `__call__` of the application pushes another one, on Celery 5.3 without anything in it.
+    for request in reversed(task.request_stack.stack):
+        if not request.called_directly:
+            return request
+    return None
 
 
 def _arguments(name: str, run: Callable[..., Any], *, in_transaction: bool) -> Arguments:

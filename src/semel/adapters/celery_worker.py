@@ -106,14 +106,14 @@ class Program:
     pid: int | None = None
 
 
-def stop_worker(task: Any, error: Exception) -> NoReturn:
+def stop_worker(task: Any, request: Any, error: Exception) -> NoReturn:
     """Stop the worker, its message unacknowledged: the program is wrong, and not the message."""
-    if Program.pid is None or task.request.is_eager:
+    if Program.pid is None or request.is_eager:
         raise error
     logger.critical(
         "the worker stops, and the message of %s [%s] stays in its queue: %s",
         task.name,
-        task.request.id,
+        request.id,
         error,
         exc_info=error,
     )
