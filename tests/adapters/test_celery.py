@@ -466,6 +466,13 @@ def test_an_eager_message_that_runs_elsewhere_is_an_error(idem, shop, ran):
     assert ran == [1]
 
 
+def test_an_application_that_is_always_eager_handles_a_message_once(shop, ran):
+    shop.conf.task_always_eager = True
+    charge = ran.task(shop, result="paid", idempotent=True)
+    assert [charge.apply_async((7,), task_id="a").get() for _ in range(2)] == ["paid", "paid"]
+    assert ran == [7]
+
+
 def test_a_nested_call_is_an_error_of_the_program(shop, ran):
     @shop.task(idempotent=True, autoretry_for=(Exception,), retry_kwargs=NOW)
     def charge():

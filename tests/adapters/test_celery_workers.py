@@ -278,6 +278,7 @@ def test_greenlets_handle_a_message_once(servers, order, tmp_path):
         assert shop.client.AsyncResult(f"second-{order}").get(30) == "paid"
         assert shop.effects[f"gated {order}"] == 1
         assert shop.send("flaky", order, key=f"flaky-{order}").get(30) == "paid"
+        shop.signal(signal.SIGKILL)  # greenlets take 4 s to end
 
 
 def test_a_task_longer_than_the_visibility_timeout_is_delivered_again_and_runs_once(threads, order):

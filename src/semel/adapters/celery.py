@@ -44,6 +44,7 @@ from semel.sync import Idempotency
 with Needed("semel[celery]", by=__name__):
     from celery import Task, signals
     from celery.exceptions import Ignore, Reject, Retry
+    from celery.utils.threads import LocalStack
 
 __all__ = ["IdempotentTask", "TaskOptions", "task_class"]
 
@@ -369,7 +370,7 @@ class Delivery:
 
 def _request_of_message(task: Any) -> Any:
     """Return the request of the message that is handled here; None: there is none."""
-    # A `__call__` of the application pushes another one, on Celery 5.3 without anything in it.
+    # A `__call__` of the application pushes another one, up to Celery 5.4 an empty one.
     for request in reversed(task.request_stack.stack):
         if not request.called_directly:
             return request
@@ -410,6 +411,6 @@ def _check(instance: Any, **_: Any) -> None:
     check_worker(instance, [task for task in tasks if getattr(task, "delivery", None) is not None])
 
 
-# Celery's modules promise these, and its own retries stand on most of them.
-have("celery", Task, "signature_from_request", "apply_async", "retry", "bind", "Request")
+have("celery", Task(), "signature_from_request", "request_stack", "Request")
+have("celery", LocalStack(), "stack")
 signals.celeryd_after_setup.connect(_check, weak=False)

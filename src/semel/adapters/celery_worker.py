@@ -22,7 +22,7 @@ with Needed("semel[celery]", by=__name__):
     from celery.utils.imports import symbol_by_name
 
 DEFAULTS: Final = {"acks_late": True, "reject_on_worker_lost": True, "acks_on_timeout": False}
-"""What an idempotent task needs; Celery before 5.6 does not know the last one."""
+"""What an idempotent task needs; Celery before 5.7 does not know the last one."""
 
 VISIBILITY: Final = {"redis": 3600.0, "sqs": 1800.0}
 """Seconds after which a broker without acknowledgements delivers a message again, by default."""
@@ -35,7 +35,7 @@ class DeliveredAgain:
     """Part of a task's `Request`: after a hard time limit, its message is delivered again.
 
     Celery marks such a task as failed although it comes back, so that its chord fails, and before
-    5.6 it drops the message.
+    5.7 it drops the message.
     """
 
     task: Any
