@@ -335,6 +335,8 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(package, ext
         ("grpc", "semel[grpc]", "semel.adapters.grpc"),
         ("httpx", "semel[httpx]", "semel.adapters.httpx"),
         ("requests", "semel[requests]", "semel.adapters.requests"),
+        ("apscheduler", "semel[apscheduler]", "semel.adapters.apscheduler"),
+        ("celery", "semel[celery]", "semel.adapters.celery_beat"),
         ("sqlalchemy", "semel[sqlalchemy]", "semel.observe.sqlalchemy"),
         ("sqlalchemy", "semel[sqlalchemy]", "semel.stores.sql.sqlalchemy_tables"),
         ("pymysql", "semel[mysql]", "semel.stores.sql.mysql.MySQLStore"),

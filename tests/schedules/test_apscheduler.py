@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
@@ -144,6 +145,15 @@ def test_a_first_run_that_the_trigger_did_not_choose_is_rejected(background, tri
         scheduler.start()
 
 
+def test_an_interval_is_counted_over_a_change_of_the_clocks(background):
+    berlin = ZoneInfo("Europe/Berlin")
+    trigger = IntervalTrigger(hours=7, start_date=datetime(2026, 1, 1, tzinfo=berlin))
+    summer = trigger.get_next_fire_time(None, datetime(2026, 7, 1, tzinfo=berlin))
+    scheduler = background()
+    scheduler.add_job(noop, trigger, id="report", next_run_time=summer)
+    scheduler.start(paused=True)
+
+
 def test_jobs_of_other_executors_are_not_looked_at(background):
     scheduler = background()
     scheduler.add_executor("threadpool", "plain")
@@ -224,6 +234,40 @@ def test_each_run_time_is_a_run_of_its_own_and_the_second_process_skips_them(bac
     assert {each.job_id for each in skipped} == {"sales report"}
     assert len(runs) == len(set(runs)) == 3
     assert all(key.startswith("sales%20report@20") and key.endswith("Z") for key in runs)
+
+
+@pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
+def test_on_the_days_on_which_the_clocks_change_three_processes_run_each_time_once(
+    idem, background, day
+):
+    ran = []
+    berlin = ZoneInfo("Europe/Berlin")
+    trigger = CronTrigger(hour="1-3", minute=30, timezone=berlin)
+    at = datetime.fromisoformat(day).replace(tzinfo=berlin)
+    run_times = []
+    while at.date() == date.fromisoformat(day):
+        at = trigger.get_next_fire_time(at, at)
+        run_times.append(at)
+    executors = []
+    for _ in range(3):
+        scheduler = background()
+        job = scheduler.add_job(
+            lambda: ran.append(current_attempt().key),
+            trigger,
+            id="report",
+            max_instances=99,
+            misfire_grace_time=None,
+        )
+        scheduler.start(paused=True)
+        executors.append(OnceExecutor(idem))
+        executors[-1].start(scheduler, "by hand")
+        executors[-1].submit_job(job, run_times)
+    for executor in executors:
+        executor.shutdown()
+    assert sorted(ran) == sorted(
+        f"report@{each.astimezone(UTC):%Y-%m-%dT%H:%M:%S}Z" for each in run_times
+    )
+    assert len(set(ran)) == len(run_times) >= 3
 
 
 def test_run_times_that_are_coalesced_are_the_last_one_and_missed_ones_do_not_run(background, idem):

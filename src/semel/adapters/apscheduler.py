@@ -20,7 +20,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
@@ -46,7 +46,6 @@ with Needed("semel[apscheduler]", by=__name__):
     from apscheduler.executors.pool import ThreadPoolExecutor
     from apscheduler.job import Job
     from apscheduler.schedulers.base import BaseScheduler
-    from apscheduler.triggers.base import BaseTrigger
     from apscheduler.triggers.combining import BaseCombiningTrigger
     from apscheduler.triggers.cron import CronTrigger
     from apscheduler.triggers.date import DateTrigger
@@ -133,7 +132,7 @@ class _OnceExecutor(BaseExecutor):
         """Prepare the run of a job at one of its times."""
         setup = self._setup
         next_time = job.trigger.get_next_fire_time(run_time, run_time)
-        gap = 0.0 if next_time is None else (next_time - run_time).total_seconds()
+        gap = 0.0 if next_time is None else next_time.timestamp() - run_time.timestamp()
         return setup.call(
             f"{quote(job.id, safe='/:')}@{in_utc(_rounded(run_time))}",
             self._scope,
@@ -291,7 +290,7 @@ def _is_random(job_id: str) -> bool:
         return False
 
 
-def _wrong_trigger(trigger: BaseTrigger) -> str:
+def _wrong_trigger(trigger: Any) -> str:
     """Say why processes would not agree about the times of a trigger; "" if they do."""
     if getattr(trigger, "jitter", None):
         return "its jitter is another one in each process: leave jitter out"
@@ -302,10 +301,10 @@ def _wrong_trigger(trigger: BaseTrigger) -> str:
                 "a cron trigger, or a job of its own"
             )
         return next(filter(None, map(_wrong_trigger, trigger.triggers)), "")
-    start = getattr(trigger, "start_date", None)
+    start: Any = getattr(trigger, "start_date", None)
     if isinstance(trigger, IntervalTrigger):
         # The trigger keeps no trace of a missing start_date, except for its microseconds.
-        return _no_start("in whole seconds") if trigger.start_date.microsecond else ""
+        return _no_start("in whole seconds") if start.microsecond else ""
     if isinstance(start, date) and not isinstance(start, datetime):
         # Counted in days, weeks or months from a date on; that of today if there was none.
         daily = (trigger.years, trigger.months, trigger.weeks, trigger.days) == (0, 0, 0, 1)
@@ -321,11 +320,13 @@ def _no_start(how: str) -> str:
     )
 
 
-def _wrong_time(trigger: BaseTrigger, run_time: datetime) -> str:
+def _wrong_time(trigger: Any, run_time: datetime) -> str:
     """Say whether a run time is none of the trigger's own; "" if it is."""
     own = True
     if isinstance(trigger, IntervalTrigger):
-        since = (run_time - trigger.start_date) % trigger.interval
+        start: Any = trigger.start_date
+        # In UTC: in a time zone, the difference would be that of the clocks on the wall.
+        since = (run_time.astimezone(UTC) - start.astimezone(UTC)) % trigger.interval
         own = since <= TOLERANCE or trigger.interval - since <= TOLERANCE
     elif isinstance(trigger, CronTrigger | BaseCombiningTrigger):
         own = run_time.microsecond == 0
@@ -333,6 +334,6 @@ def _wrong_time(trigger: BaseTrigger, run_time: datetime) -> str:
 
 
 def _rounded(run_time: datetime) -> datetime:
-    """The run time in whole milliseconds."""
-    later = run_time + TOLERANCE / 2
+    """The run time in UTC and in whole milliseconds."""
+    later = run_time.astimezone(UTC) + TOLERANCE / 2
     return later - timedelta(microseconds=later.microsecond % 1000)

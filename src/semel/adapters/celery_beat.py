@@ -2,19 +2,20 @@
 
     celery -A shop beat -S semel.adapters.celery_beat:OnceScheduler
 
-The key is the name of the entry and the time at which it was due: `report@2026-11-17T03:00:00Z`.
+The key is the name of the entry and the time at which it was due:
+`report@2026-11-17T03:00:00+01:00`.
 The id of the task is made from the same two, so that a task that was sent twice after all, because
 a beat died between sending and saying so, is one task for its workers too.
 
-The beats must agree about the times. They do about `crontab`, about `every` of this module, and
-about an interval of exactly a minute, an hour or a day with `relative`. Any other interval begins
-when its beat starts, and is rejected with a `ConfigError` when beat starts.
+The beats must agree about the times. They do about those of `crontab`, and of `every` in this
+module. A plain interval is counted from when its beat started: it is rejected with a `ConfigError`
+when beat starts, and so are solar schedules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, time, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 from uuid import UUID, uuid5
@@ -22,8 +23,8 @@ from uuid import UUID, uuid5
 from msgspec import UNSET
 
 from semel.core.optional import Needed
-from semel.core.policy import DAY, Duration, Policy, seconds
-from semel.core.schedules import EPOCH, in_utc, rules_of_slot
+from semel.core.policy import Duration, Policy, seconds
+from semel.core.schedules import EPOCH, rules_of_slot
 from semel.default import default_engine
 from semel.engine._sync.once_per import run_unless_taken
 from semel.errors import ConfigError
@@ -31,8 +32,8 @@ from semel.events import logger
 from semel.sync import Idempotency
 
 with Needed("semel[celery]", by=__name__):
-    from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
-    from celery.schedules import BaseSchedule, crontab, schedstate, schedule
+    from celery.beat import PersistentScheduler, Scheduler
+    from celery.schedules import crontab, schedstate, schedule
 
 __all__ = ["OnceScheduler", "every", "scheduler_class"]
 
@@ -46,12 +47,6 @@ STANDBY: Final = 15.0
 """Seconds for which a beat waits for another one that is sending the same task.
 
 Longer than a lease, so that it sends in place of one that died."""
-
-ALIGNED: Final = {timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)}
-"""Intervals whose times are the same everywhere if they are relative, that is, rounded."""
-
-FURTHEST: Final = 9 * 366 * DAY
-"""Seconds for which to look back for a time that was due: there may be no leap year in eight."""
 
 
 class every(schedule):  # noqa: N801 - schedules of Celery are called like functions
@@ -83,13 +78,12 @@ class every(schedule):  # noqa: N801 - schedules of Celery are called like funct
         now: datetime = self.maybe_make_aware(self.now())
         return self.latest(last) + self.run_every - now
 
-    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+    def is_due(self, last_run_at: datetime) -> Any:
         """Tell whether to run now, and in how many seconds to ask again."""
         left = self.remaining_estimate(last_run_at).total_seconds()
-        state: tuple[bool, float] = schedstate(left <= 0, left)
-        if left <= 0:
-            state = schedstate(True, self.remaining_estimate(self.now()).total_seconds())
-        return state
+        if left > 0:
+            return schedstate(False, left)
+        return schedstate(True, self.remaining_estimate(self.now()).total_seconds())
 
     def latest(self, now: datetime) -> datetime:
         """Return the last time that was due before `now`, or at that moment."""
@@ -106,17 +100,18 @@ class _OnceScheduler(Scheduler):
     def setup_schedule(self) -> None:
         """Read the schedule; an entry whose times the beats do not share is a `ConfigError`."""
         super().setup_schedule()
-        for entry in self.schedule.values():
+        entries: Any = self.schedule
+        for entry in entries.values():
             check(entry)
 
     def apply_async(
-        self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **options: Any
+        self, entry: Any, producer: Any = None, advance: bool = True, **options: Any
     ) -> Any:
         """Send the task of an entry that is due, unless another beat has sent it."""
         check(entry)
         due = latest_due(entry.schedule, entry.schedule.now())
         entry = self.reserve(entry) if advance else entry
-        key = f"{quote(entry.name, safe='/:')}@{in_utc(due)}"
+        key = f"{quote(entry.name, safe='/:')}@{due.isoformat()}"
         task_id = str(uuid5(NAMESPACE, f"{self._scope}:{key}"))
         to_send = _copy(entry, options={"task_id": task_id, **entry.options})
         sent: list[Any] = []
@@ -130,13 +125,13 @@ class _OnceScheduler(Scheduler):
         before = latest_due(entry.schedule, due - timedelta(seconds=1))
         rules = rules_of_slot(
             runs.setup.rules(self._scope, self._policy, SENDING),
-            (due - before).total_seconds(),
+            due.timestamp() - before.timestamp(),
             STANDBY,
         )
         call = runs.setup.call(key, self._scope, UNSET, rules, keeps_value=False)
         if run_unless_taken(runs, call, send) is None:
-            logger.info("task %s of %s is sent by another beat", entry.name, in_utc(due))
-            return None
+            logger.info("task %s of %s is sent by another beat", entry.name, due)
+            return self.app.AsyncResult(task_id)  # Celery logs the id of what it gets here
         return sent[0]
 
 
@@ -175,51 +170,44 @@ OnceScheduler = scheduler_class()
 # --- when an entry was due ---------------------------------------------------------------------
 
 
-def check(entry: ScheduleEntry) -> None:
+def check(entry: Any) -> None:
     """Raise a `ConfigError` if beats would not agree about the times of an entry."""
-    timing = entry.schedule
-    rounded = type(timing) is schedule and timing.relative and timing.run_every in ALIGNED
-    if not rounded and not isinstance(timing, crontab | every):
+    if not isinstance(entry.schedule, crontab | every):
         raise ConfigError(
             f"the entry {entry.name!r} would be sent more than once: the times of its schedule "
-            f"({timing!r}) are not the same for all beats. Use crontab(...), or "
+            f"({entry.schedule!r}) are not the same for all beats. Use crontab(...), or "
             "semel.adapters.celery_beat.every(...), which counts an interval from 1970 on"
         )
 
 
-def latest_due(timing: BaseSchedule, now: datetime) -> datetime:
+def latest_due(timing: Any, now: datetime) -> datetime:
     """Return the last time that a schedule was due before `now`, or at that moment.
 
     Celery's own answer depends on when a beat sent the task last; this one is the same for all.
     """
-    now = timing.maybe_make_aware(now).astimezone(UTC)
+    moment: datetime = timing.maybe_make_aware(now)
     if isinstance(timing, every):
-        return timing.latest(now)
-    fixed = _copy(timing, nowfun=lambda: now.astimezone(timing.tz))
-
-    def left_after(back: float) -> float:
-        """Return the seconds from now until the first due time after an earlier moment."""
-        moment = now - timedelta(seconds=back)
-        left: timedelta = fixed.remaining_estimate(moment.astimezone(timing.tz))
-        return left.total_seconds()
-
-    far, near = FURTHEST, 0.0
-    while far - near > 1:
-        middle = (far + near) / 2
-        if left_after(middle) <= 0:
-            far = middle
-        else:
-            near = middle
-    return _to_the_second(now + timedelta(seconds=left_after(far)))
-
-
-def _to_the_second(moment: datetime) -> datetime:
-    return (moment + timedelta(seconds=0.5)).replace(microsecond=0)
+        return timing.latest(moment)
+    # By what the clock on the wall shows. So a time that comes twice when the clocks are set back
+    # is one time, and one that they leave out is due when they show a later one.
+    wall = moment.astimezone(timing.tz).replace(tzinfo=None)
+    times = sorted(time(hour, minute) for hour in timing.hour for minute in timing.minute)
+    day = wall.date()
+    while True:
+        if (
+            day.month in timing.month_of_year
+            and day.day in timing.day_of_month
+            and day.isoweekday() % 7 in timing.day_of_week
+        ):
+            past = [each for each in times if datetime.combine(day, each) <= wall]
+            if past:
+                return datetime.combine(day, past[-1], timing.tz)
+        day -= timedelta(days=1)
 
 
 def _copy(thing: Any, **changes: Any) -> Any:
-    """Return a copy of an entry or a schedule with other attributes."""
-    # Not by `copy`: it makes them as pickle does, without their app, and so with another time zone.
+    """Return a copy of an entry with other attributes."""
+    # Not by `copy`: that makes it as pickle does, without its app, and takes the schedule's away.
     made = object.__new__(type(thing))
     vars(made).update(vars(thing), **changes)
     return made

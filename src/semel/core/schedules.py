@@ -61,7 +61,7 @@ class Schedule:
     """Which slot a start counts for."""
 
     def __init__(self, period: Period, tz: str | tzinfo | None = None) -> None:
-        self._period: Calendar | timedelta | Callable[[datetime], str]
+        self._period: str | timedelta | Callable[[datetime], str]
         self.longest: float | None
         """Seconds that a slot lasts at most; None where only a function knows."""
         if isinstance(period, str):
@@ -147,7 +147,7 @@ def rules_of_slot(rules: Rules, longest: float | None, standby: float | None) ->
     )
 
 
-def _days(period: Calendar, today: date) -> tuple[str, date, date]:
+def _days(period: str, today: date) -> tuple[str, date, date]:
     """Return the name of a slot of whole days, its first day, and the first one after it."""
     match period:
         case "week":

@@ -125,7 +125,7 @@ class AsyncOncePer(Generic[P]):
     ) -> AsyncOncePer[Q]: ...
     @overload  # a static method
     def __get__(self, instance: object, owner: type | None = None) -> AsyncOncePer[P]: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> AsyncOncePer[Any]:
+    def __get__(self, instance: Any, owner: type | None = None) -> AsyncOncePer[...]:
         """Bind to an instance or a class, as functions do."""
         if self._plan.binding == "class":
             return AsyncOncePer(self._engine, self._plan, self._timing, (owner,))

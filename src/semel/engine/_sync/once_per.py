@@ -124,7 +124,7 @@ class OncePer(Generic[P]):
     ) -> OncePer[Q]: ...
     @overload  # a static method
     def __get__(self, instance: object, owner: type | None = None) -> OncePer[P]: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> OncePer[Any]:
+    def __get__(self, instance: Any, owner: type | None = None) -> OncePer[...]:
         """Bind to an instance or a class, as functions do."""
         if self._plan.binding == "class":
             return OncePer(self._engine, self._plan, self._timing, (owner,))
