@@ -9,8 +9,8 @@ key). What happened to it is turned into a verdict:
     Fail     its handler raised: whatever the framework does with an error, such as a retry
 
 Nothing here waits, touches a store or knows a broker; only the jitter is random. A message is
-acknowledged when its record is finished, and not before. What helps with time is delivered again
-and never rejected. What no time helps is rejected and never retried.
+acknowledged when its record is finished, and not before. A problem that passes with time is never
+a reason to reject a message, and one that never passes is never a reason to deliver it again.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ _FOR_GOOD: Final = (
 )
 
 _STOPS: Final = (ConfigError, NestedCall)
+"""Errors of the program, which no other message would get around."""
 
 
 class Message(Struct, frozen=True):
@@ -234,9 +235,9 @@ class MessageRules:
 
         Raises the error if the consumer has to stop: the program is wrong, not the message.
         """
+        if isinstance(error, _STOPS):
+            raise error
         match error:
-            case ConfigError() | NestedCall():
-                raise error
             case DuplicateRequest() | ResultUnavailable():
                 return Ack(replayed=True, has_value=False)
             case ConcurrentRequest() | WaitTimeout():

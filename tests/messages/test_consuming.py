@@ -15,6 +15,7 @@ import pytest
 from semel import (
     AsyncIdempotency,
     ConfigError,
+    DuplicateRequest,
     Idempotency,
     LeaseLost,
     NestedCall,
@@ -192,6 +193,14 @@ def test_with_an_open_store_error_the_message_runs_unprotected(kind, store, engi
     assert ran == [1]
 
 
+def test_without_protection_an_error_of_another_call_is_the_handlers_own(kind, store, engine):
+    other = about(DuplicateRequest(), Identity("stock", "order:42"))
+    policy = Policy(store_error="open")
+    consumer = kind.consumer(engine, lambda: _raise(other), {"policy": policy})
+    store.inject("claim", Refuse())
+    assert isinstance(kind.handle(consumer), Later)
+
+
 def test_a_held_message_stays_or_goes_to_the_dead_letters(kind, store):
     engine = kind.engine(store, policy=Policy(abandoned="hold"))
     consumer = kind.consumer(engine, _failing)
@@ -310,6 +319,18 @@ def test_a_message_is_acknowledged_when_its_record_is_stored_and_not_before(kind
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_time_limit_that_strikes_before_the_result_is_stored_acknowledges_nothing(
+    kind, store, monkeypatch
+):
+    engine = kind.engine(store, policy=Policy(lease=1.0))
+    consumer = kind.consumer(engine, lambda: None, framework_retries=True)
+    monkeypatch.setattr(engine.internals, "stored", lambda _: _raise(SoftLimit()))
+    store.inject("complete", Refuse(), times=1000)
+    assert isinstance(kind.handle(consumer), Later)
+    store.heal()
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_message_whose_late_result_is_refused_comes_back(kind, store):
     def take_over():
         store.heal()
@@ -350,7 +371,8 @@ def test_a_message_whose_attempt_was_replaced_comes_back(kind, store, engine):
     consumer = kind.consumer(engine, lambda: _raise(lost), framework_retries=True)
     assert isinstance(kind.handle(consumer), Later)
     # One of another operation is the handler's own affair.
-    other = kind.consumer(engine, lambda: _raise(LeaseLost("of another")), framework_retries=True)
+    lost = about(LeaseLost("of another"), Identity("stock", "m-1"))
+    other = kind.consumer(engine, lambda: _raise(lost), framework_retries=True)
     assert isinstance(kind.handle(other, Message(id="m-2")), Fail)
 
 
@@ -487,6 +509,53 @@ def test_a_handler_that_raises_leaves_no_effect_and_is_counted(kind, database, i
     assert database.effects() == []
 
 
+def test_a_commit_that_fails_is_counted_too(kind, database, in_sql):
+    # As a session does, which sends its rows with the commit.
+    @contextmanager
+    def begin():
+        with database._begun() as connection:
+            yield connection
+            raise sqlite3.IntegrityError("UNIQUE constraint failed")
+
+    @asynccontextmanager
+    async def aio_begin():
+        async with database._begun_aio() as connection:
+            yield connection
+            raise sqlite3.IntegrityError("UNIQUE constraint failed")
+
+    consumer = kind.consumer(
+        in_sql,
+        database.effect,
+        {"policy": Policy(max_attempts=2)},
+        transaction=aio_begin if kind.asynchronous else begin,
+    )
+    assert [type(kind.handle(consumer)) for _ in range(3)] == [Later, Reject, Reject]
+    assert database.effects() == []
+
+
+def test_a_commit_that_succeeded_although_it_looked_lost_is_found_by_the_next_delivery(
+    kind, database, in_sql
+):
+    @contextmanager
+    def begin():
+        with database._begun() as connection:
+            yield connection
+        raise OSError("the connection was lost")
+
+    @asynccontextmanager
+    async def aio_begin():
+        async with database._begun_aio() as connection:
+            yield connection
+        raise OSError("the connection was lost")
+
+    lost = aio_begin if kind.asynchronous else begin
+    consumer = kind.consumer(in_sql, database.effect, transaction=lost)
+    assert isinstance(kind.handle(consumer), Later)
+    again = kind.consumer(in_sql, database.effect, transaction=database.begin)
+    assert kind.handle(again) == Ack(replayed=True)
+    assert database.effects() == ["sent"]
+
+
 def test_what_was_rolled_back_is_not_held(kind, database):
     engine = engine_in(database, policy=Policy(abandoned="hold"))
     consumer = kind.consumer(
@@ -501,7 +570,7 @@ def test_a_failure_that_the_store_could_not_count_is_still_the_handlers(kind, st
     consumer = kind.consumer(engine, lambda _: None, transaction=_nothing)
     call = consumer._prepared(MESSAGE)
     store.inject("claim", Refuse())
-    verdict = kind.wait(consumer._failed_in_transaction(call, Failure("no")))
+    verdict = kind.wait(consumer._failed_in_transaction(call, Failure("no"), raised=True))
     assert isinstance(verdict, Later)
     assert store.fired("claim") == 1
 

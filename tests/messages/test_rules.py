@@ -193,7 +193,7 @@ def test_what_was_done_before_is_acknowledged(error):
     ids=lambda value: getattr(value, "code", None),
 )
 @pytest.mark.parametrize("dead_letters", [True, False])
-def test_what_helps_with_time_is_delivered_again_and_never_rejected(error, seconds, dead_letters):
+def test_a_problem_that_passes_is_never_a_reason_to_reject(error, seconds, dead_letters):
     verdict = rules({"dead_letters": dead_letters}).verdict_without_run(error)
     assert isinstance(verdict, Later)
     assert seconds <= verdict.seconds <= seconds * (1 + JITTER)
@@ -213,7 +213,7 @@ def test_what_helps_with_time_is_delivered_again_and_never_rejected(error, secon
     ],
     ids=lambda error: error.code,
 )
-def test_what_no_time_helps_is_rejected(error):
+def test_a_problem_that_never_passes_is_a_reason_to_reject(error):
     assert rules().verdict_without_run(error) == Reject(str(error), error)
 
 

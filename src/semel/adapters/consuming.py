@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from semel.aio import AsyncIdempotency
 from semel.core.attempts import Lease
@@ -90,7 +90,12 @@ class AsyncConsumer:
             return self._verdict(call, error)
         lease = attempt.lease
         if lease is not None and not lease.stored:
-            await self._until_stored(call, lease)
+            try:
+                await self._until_stored(call, lease)
+            except StoreUnavailable:
+                raise
+            except Exception as error:  # noqa: BLE001 - a worker's time limit, of any class
+                return later(SOONEST, f"interrupted before it was stored: {type(error).__name__}")
             if not lease.stored:
                 return later(SOONEST, "another attempt replaced this one before it was stored")
         return Ack(attempt.result, attempt.replayed)
@@ -110,13 +115,14 @@ class AsyncConsumer:
         """Say what becomes of a message after this error, of the engine or of the handler."""
         lease = call.lease
         if lease is None or not lease.entered:
-            if isinstance(error, IdempotencyError):
+            # Without protection the handler may have run, and an error of another call is its own.
+            if _is_about(error, call):
                 return self.rules.verdict_without_run(error)
             return self.rules.verdict_of_failure(error, 1, None)
         if lease.stored:
             # A signal handler raised after the end: the next delivery gets the stored result.
             return later(SOONEST, f"interrupted after it was done: {type(error).__name__}")
-        if isinstance(error, LeaseLost) and error.key_digest == call.identity.key_digest:
+        if isinstance(error, LeaseLost) and _is_about(error, call):
             return self.rules.verdict_without_run(error)
         return self.rules.verdict_of_failure(error, lease.number, lease.failure)
 
@@ -141,28 +147,37 @@ class AsyncConsumer:
         self, begin: Callable[[], Any], call: Call, args: tuple[Any, ...]
     ) -> Verdict:
         """Handle a message in one transaction with its record: both are committed, or neither."""
-        raised: list[Exception] = []
+        ended: list[Exception | None] = []  # how the handler ended, if it was called
 
         async def handler(session: Any) -> Any:
-            raised.clear()
+            ended.clear()
             try:
-                return await finished(self._handler(session, *args), call.identity)
+                value = await finished(self._handler(session, *args), call.identity)
             except Exception as error:
-                raised.append(error)
+                ended.append(error)
                 raise
+            ended.append(None)
+            return value
 
         try:
             attempt = await aio_run_in_transaction(self.engine.internals, begin, call, handler)
         except Exception as error:  # noqa: BLE001 - the verdict says what becomes of it
-            if raised and not isinstance(error, RetryTransaction):
-                return await self._failed_in_transaction(call, error)
-            if isinstance(error, IdempotencyError):
-                return self.rules.verdict_without_run(error)
-            logger.warning("a transaction was not begun, or not committed", exc_info=error)
-            return later(STORE_PAUSE, f"the transaction failed: {type(error).__name__}: {error}")
+            if ended and not isinstance(error, RetryTransaction):
+                # Also one that came with the commit: a session writes its rows only then.
+                return await self._failed_in_transaction(call, error, raised=ended[0] is not None)
+            return self._verdict_without_commit(error)
         return Ack(attempt.result, attempt.replayed)
 
-    async def _failed_in_transaction(self, call: Call, error: Exception) -> Verdict:
+    def _verdict_without_commit(self, error: Exception) -> Verdict:
+        """Say what becomes of a message whose transaction was not begun, or not committed."""
+        if isinstance(error, IdempotencyError):
+            return self.rules.verdict_without_run(error)
+        logger.warning("a transaction was not begun, or not committed", exc_info=error)
+        return later(STORE_PAUSE, f"the transaction failed: {type(error).__name__}: {error}")
+
+    async def _failed_in_transaction(
+        self, call: Call, error: Exception, *, raised: bool
+    ) -> Verdict:
         """Record a failure whose transaction is gone: failures are counted, and may be final."""
 
         async def fail() -> NoReturn:
@@ -174,9 +189,20 @@ class AsyncConsumer:
         with suppress(Exception):  # the same error, or one of the store: that one is in the log
             await self.engine.internals.run(noted, fail)
         lease = noted.lease
-        if lease is None:
+        if lease is not None:
+            return self.rules.verdict_of_failure(error, lease.number, lease.failure)
+        if raised:
             return self.rules.verdict_of_failure(error, 1, None)
-        return self.rules.verdict_of_failure(error, lease.number, lease.failure)
+        # The database is away, or the transaction was committed after all: the next delivery asks.
+        return self._verdict_without_commit(error)
+
+
+def _is_about(error: Exception, call: Call) -> TypeGuard[IdempotencyError]:
+    """Tell whether an error is one of this call, and not of another one that its handler made."""
+    if not isinstance(error, IdempotencyError):
+        return False
+    own = (call.identity.scope, call.identity.key_digest)
+    return error.key_digest is None or (error.scope, error.key_digest) == own
 
 
 class AsyncRunning:
