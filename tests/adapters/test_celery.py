@@ -515,10 +515,12 @@ def test_a_base_of_the_applications_own_keeps_what_it_does(idem, ran):
 def test_a_class_between_says_it_for_all_of_its_tasks(shop, ran):
     class Base(shop.Task):
         idempotent: ClassVar = {"key": "{order}"}
+        delivery = "an attribute of the application's own"
 
         def __call__(self, *args, **kwargs):
             return super().__call__(*args, **kwargs)
 
+    assert Base.app is shop  # which binds the class
     charge = ran.task(shop, base=Base)
 
     @shop.task(base=Base, idempotent=False)
@@ -529,6 +531,7 @@ def test_a_class_between_says_it_for_all_of_its_tasks(shop, ran):
         delivered(charge, 7, key="a")
         delivered(off, 8, key="a")
     assert ran == [7, -8, -8]
+    assert (charge.acks_late, off.acks_late) == (True, False)
 
 
 @pytest.mark.parametrize("name", [None, "shop.charge"])
@@ -542,10 +545,18 @@ def test_a_task_that_is_a_class_works(shop, ran, name):
 
     Charge.name = name
     charge = shop.register_task(Charge(), autoretry_for=(OSError,), retry_kwargs=NOW)
-    assert charge.delivery.consumer.rules.consumer == charge.name
+    assert charge.semel_delivery.consumer.rules.consumer == charge.name
     charge.apply((7,), task_id="a")
     assert charge.apply((7,), task_id="a").state == "FAILURE"
     assert ran == [(0, 7)]
+
+
+def test_wrong_options_of_a_class_without_a_name_are_an_error_when_it_is_made(shop):
+    class Charge(shop.Task):
+        idempotent: ClassVar = {"dead_letters": "yes"}
+
+    with pytest.raises(ConfigError, match="dead_letters"):
+        Charge()
 
 
 def test_the_retries_that_register_task_adds_are_around_ours(shop, ran):

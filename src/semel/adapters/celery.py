@@ -82,43 +82,36 @@ class IdempotentTask(Task):  # type: ignore[misc]  # Celery has no types
     """The engine of these tasks."""
     idempotent: IdempotentOption = False
     """The options of this task; False: it is a task like any other."""
-    delivery: Delivery | None = None
-    """For semel itself: how a message of this task is handled."""
 
-    own_settings: ClassVar[Mapping[str, Any]] = {}
-    """For semel itself: what this class says of acknowledging, apart from its bases."""
+    # For semel itself, under names that no application uses.
+    semel_delivery: Delivery | None = None
+    semel_settings: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Note what the class says, for Celery writes settings into every class that it binds."""
         super().__init_subclass__(**options)
-        cls.own_settings = _own_settings(cls)
+        cls.semel_settings = _own_settings(cls)
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
-        """Make a task; one that is turned on handles messages."""
-        # Here and not in __init__, which the task classes of an application define as they like.
+        """Make a task; one that is turned on handles messages, with the settings for that."""
+        # Here and not in __init__, which the task classes of an application define as they like;
+        # and before Celery wraps `run` in its own retries, which have to be around ours.
         task = cast("Self", super().__new__(cls))
         if cls.idempotent is not False:
-            # Before Celery wraps `run` in its own retries, which have to be around ours.
-            task.delivery = Delivery(task, cls.idempotency, cls.idempotent)
-            task.run = task.delivery.wrapped()
-        return task
-
-    @classmethod
-    def bind(cls, app: Any) -> Any:
-        """Give a task that is turned on the settings that it needs, where it says nothing."""
-        if cls.idempotent is not False:
-            for name, value in {**DEFAULTS, **_said(cls)}.items():
-                setattr(cls, name, value)
-            if _options(cls.idempotent).get("dead_letters"):
+            task.semel_delivery = Delivery(task, cls.idempotency, cls.idempotent)
+            task.run = task.semel_delivery.wrapped()
+            settings = {**DEFAULTS, **_said(cls), "Request": request_class(cls.Request)}
+            if task.semel_delivery.dead_letters:
                 # A message whose task has failed is rejected, which is how it gets there.
-                cls.acks_on_failure = cls.acks_on_failure_or_timeout = False
-            cls.Request = request_class(cls.Request)
-        return super().bind(app)
+                settings |= {"acks_on_failure": False, "acks_on_failure_or_timeout": False}
+            for name, value in settings.items():
+                setattr(cls, name, value)
+        return task
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
         """Send a message, as Celery does; a chord is rejected where its parts would count twice."""
-        if self.delivery is not None and options.get("chord") is not None:
-            self.delivery.check_chord()
+        if self.semel_delivery is not None and options.get("chord") is not None:
+            self.semel_delivery.check_chord()
         return super().apply_async(*args, **options)
 
     def retry(self, *args: Any, **options: Any) -> Any:
@@ -167,7 +160,7 @@ def _said(cls: type[IdempotentTask]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for kind in reversed(cls.__mro__):
         if issubclass(kind, IdempotentTask):
-            said |= vars(kind)["own_settings"]
+            said |= vars(kind)["semel_settings"]
         elif kind is not Task:
             said |= _own_settings(kind)
     return said
@@ -210,9 +203,8 @@ class Delivery:
         self._arguments = _arguments(name, self._run, in_transaction=self._begin is not None)
         self._key = self._of_arguments(name, "key", key_maker)
         self._payload = self._of_arguments(name, "payload", payload_maker)
-        self._made: Consumer | None = None
-        if task.name:  # else Celery names it when it is registered
-            self._made = self._consumer()
+        made = self._consumer(name)  # wrong options are an error now
+        self._made = made if task.name else None  # else Celery names it when it is registered
         if self._begin is not None and hasattr(task, "__header__"):
             # What `delay` checks arguments with: the session is not among them.
             type(task).__header__ = staticmethod(partial(task.__header__, None))
@@ -230,7 +222,7 @@ class Delivery:
 
         return of_message
 
-    def _consumer(self) -> Consumer:
+    def _consumer(self, name: str) -> Consumer:
         options: dict[str, Any] = {
             name: self._options[name]
             for name in ("consumer", "policy", "dead_letters")
@@ -240,7 +232,7 @@ class Delivery:
             self._engine,
             _handler(self._run),
             {**options, "key": self._key, "payload": self._payload},
-            default_consumer=self._task.name,
+            default_consumer=name,
             framework_retries=True,
             keeps_value=True,
             not_done=NOT_DONE,
@@ -251,7 +243,7 @@ class Delivery:
     def consumer(self) -> Consumer:
         """What claims, runs and judges."""
         if self._made is None:
-            self._made = self._consumer()
+            self._made = self._consumer(self._task.name)
         return self._made
 
     @property
@@ -262,7 +254,7 @@ class Delivery:
     @property
     def dead_letters(self) -> bool:
         """Whether the task says that its queue has a dead-letter exchange."""
-        return self.consumer.rules.dead_letters
+        return self._options.get("dead_letters", False)
 
     def wrapped(self) -> Callable[..., Any]:
         """Return what takes the place of the task's own `run`."""
@@ -408,7 +400,7 @@ def _name_callbacks(request: Any) -> None:
 
 def _check(instance: Any, **_: Any) -> None:
     tasks = instance.app.tasks.values()
-    check_worker(instance, [task for task in tasks if getattr(task, "delivery", None) is not None])
+    check_worker(instance, [task for task in tasks if getattr(task, "semel_delivery", None)])
 
 
 have("celery", Task(), "signature_from_request", "request_stack", "Request")

@@ -154,12 +154,12 @@ def problems(
     limit = task.time_limit or time_limit
     if task.acks_on_timeout:
         yield "acks_on_timeout is on: a message is lost if its task exceeds the hard time limit"
-    elif limit and task.delivery.policy.max_attempts is None:
+    elif limit and task.semel_delivery.policy.max_attempts is None:
         yield (
             f"it has a time limit of {limit:g} s and no max_attempts: a task that always exceeds "
             "its limit is delivered again without end. Give it Policy(max_attempts=...)"
         )
-    if task.delivery.dead_letters and broker != "amqp":
+    if task.semel_delivery.dead_letters and broker != "amqp":
         yield (
             f"dead_letters is on, and the broker ({broker}) has no dead-letter exchange: the "
             "message of a task that fails is dropped"
@@ -176,7 +176,7 @@ def problems(
 
 def _longest_countdown(task: Any) -> float:
     """Return how long a message of this task may wait in a worker that holds it."""
-    lease: float = task.delivery.policy.lease
+    lease: float = task.semel_delivery.policy.lease
     waits = [LONGEST, lease * (1 + JITTER)]
     if task.max_retries != 0:
         waits.append(float(task.default_retry_delay))
