@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from semel import current_attempt
 
-PATIENCE = 40.0
+PATIENCE = 60.0
 """For what takes a moment, on a machine whose cores others may keep busy."""
 PAUSE = 0.01
 ALL = "all"
@@ -118,6 +118,8 @@ def steps(ledger: Ledger, order: str, plan: str, retries: int) -> Iterator[None]
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
     ledger.note("effect", order)
+    if plan == "linger":
+        yield
 
 
 def handle(ledger: Ledger, order: str, plan: str, retries: int = 0) -> str:

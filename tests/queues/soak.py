@@ -104,7 +104,7 @@ class Run:
                 else:
                     order = one.order()
                     orders.append(order)
-                send(order, "run", order)
+                send(order, "linger", order)  # a kill meets it after its effect
                 with self._lock:
                     self.sent += 1
 

@@ -5,7 +5,7 @@
 | 7 | crash after complete, before the message is acknowledged | replay and acknowledge |
 | 20 | message redelivered during execution | not acknowledged as done; comes back after the remaining lease |
 | 21 | framework retries a failed task under the same id | it runs |
-| 24, 25 | time limit, SIGTERM while running | finishes and acknowledges, or gives it back |
+| 25 | SIGTERM while running | finishes and acknowledges, and takes nothing new |
 
 Effects are counted outside the library, in a file or a database. After each test the broker has no
 message left: none waits, none is unacknowledged, and what was rejected is among the dead letters.
@@ -80,7 +80,7 @@ def test_a_failed_message_runs_again_and_being_busy_does_not_count_as_a_failure(
     order = deployed.order()
     with deployed.claimed_elsewhere(order):
         deployed.send(order, "fail once")
-        eventually(lambda: deployed.ledger.verdicts(order).count("Later") >= 2, "two deliveries")
+        eventually(lambda: "Later" in deployed.ledger.verdicts(order), "a verdict")
         assert deployed.ledger.count("began", order) == 0
     deployed.settled()
 
@@ -122,10 +122,11 @@ def test_a_message_without_an_id_is_rejected(deployed):
 def test_a_message_with_the_id_of_another_one_is_rejected(deployed):
     order = deployed.send(deployed.order())
     deployed.settled()
+    before = len(deployed.log())
     other = deployed.send(deployed.order(), message_id=order)
     # Celery keeps the result of a success, and Redis has no dead letters: only the log is left.
     deployed.settled(dead=None if deployed.kind == "celery_redis" else other)
-    assert "used with another payload" in deployed.log()
+    assert "used with another payload" in deployed.log()[before:]
     assert deployed.ledger.verdicts(other) == ["Reject"]
     assert (deployed.effects(order), deployed.effects(other)) == (1, 0)
 
@@ -237,11 +238,13 @@ def test_a_message_that_the_store_cannot_be_asked_about_comes_again_and_is_not_r
 def test_a_message_is_acknowledged_when_the_store_is_back_and_knows_that_it_is_done(deployed):
     order = deployed.send(deployed.order(), "wait")
     deployed.ledger.wait_for("began", order)
+    before = len(deployed.log())
     with deployed.store_away():
         deployed.ledger.let_go(order)
         deployed.ledger.wait_for("effect", order)
         # An engine returns to its caller after two seconds; the message has to wait.
-        eventually(lambda: "acknowledged when its record is stored" in deployed.log(), "the log")
+        waiting = "acknowledged when its record is stored"
+        eventually(lambda: waiting in deployed.log()[before:], "the log to say that it waits")
         assert ends(deployed, order) == []
         assert deployed.queue.left() > 0
     deployed.settled()
