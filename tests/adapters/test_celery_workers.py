@@ -139,11 +139,13 @@ def test_a_task_whose_process_is_killed_runs_again(prefork, order):
     nothing_is_left(prefork)
 
 
+@pytest.mark.fault(24)
 def test_a_soft_time_limit_releases_the_record(prefork, order):
     assert prefork.send("soft", order, key=f"soft-{order}").get(30) == "paid"
     assert prefork.effects_of("soft", order) == [f"soft {order} 0", f"soft {order} 1"]
 
 
+@pytest.mark.fault(24)
 def test_a_task_that_always_exceeds_its_hard_time_limit_ends(prefork, order):
     result = prefork.send(
         "hard", order, key=f"hard-{order}", link_error=prefork.client.signature("mail", ("error",))
