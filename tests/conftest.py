@@ -45,6 +45,7 @@ LONGEST = (
     "observe/test_alerts.py",
     "examples/test_payments_schema.py",
     "adapters/test_session_kills.py",
+    "adapters/test_celery_workers.py",
     "docs/test_promises.py",
     "faults/test_cluster.py",
     "faults/test_table_locks.py",

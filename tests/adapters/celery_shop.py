@@ -125,6 +125,11 @@ def hard(order: int) -> None:
     time.sleep(60)
 
 
+@app.task(name="report")
+def report(task_id: str) -> None:
+    effect(f"report {task_id}")
+
+
 @app.task(name="lettered", idempotent={"dead_letters": True})
 def lettered(order: int) -> None:
     effect(f"lettered {order}")
