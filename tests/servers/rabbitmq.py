@@ -40,8 +40,10 @@ ARGUMENTS = (
 )
 CONTROL = """
 spawn(fun() ->
-    {ok, Listener} = gen_tcp:listen(%d, [binary, {packet, 4}, {active, false},
-                                         {ip, {127, 0, 0, 1}}, {reuseaddr, true}]),
+    {ok, Listener} = gen_tcp:listen(0, [binary, {packet, 4}, {active, false},
+                                        {ip, {127, 0, 0, 1}}]),
+    {ok, Port} = inet:port(Listener),
+    ok = file:write_file("control.port", integer_to_list(Port)),
     Serve = fun Serve() ->
         {ok, Socket} = gen_tcp:accept(Listener),
         Answer = try
@@ -108,10 +110,9 @@ class RabbitMQServer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
-        self._control = free_port()
         names = free_port()
         node = f"semel{self.port}@localhost"
-        (folder / "control.erl").write_text(CONTROL % self._control)
+        (folder / "control.erl").write_text(CONTROL)
         (folder / "rabbitmq.conf").write_text(SETTINGS.format(host=HOST, port=self.port))
         (folder / "plugins").write_text("[].")
         # Quorum queues count their messages at every tick, of 5 s unless said.
@@ -146,6 +147,7 @@ class RabbitMQServer:
 
     def start(self) -> None:
         """Start the broker, with the durable queues that it had before."""
+        (self.folder / "control.port").unlink(missing_ok=True)
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [program()], env=self._environment, cwd=self.folder, stdin=subprocess.DEVNULL,
@@ -187,9 +189,12 @@ class RabbitMQServer:
 
     def evaluate(self, code: str) -> Any:
         """Let the node evaluate Erlang expressions; the last one's value comes as JSON."""
-        with socket.create_connection((HOST, self._control), 30) as connection:
+        port = int((self.folder / "control.port").read_text())
+        with socket.create_connection((HOST, port), 30) as connection:
             connection.sendall(len(code.encode()).to_bytes(4, "big") + code.encode())
             received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        if not received:
+            raise ConnectionError("the broker ended while it was asked")
         answer = json.loads(received[4:])
         if "error" in answer:
             raise RuntimeError(answer["error"])
