@@ -39,7 +39,6 @@ with Needed("semel[aio-pika]", by=__name__):
     from aio_pika import Message
     from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
     from aio_pika.exceptions import CONNECTION_EXCEPTIONS
-    from aio_pika.message import decode_expiration
     from aiormq.abc import AbstractChannel, AbstractConnection
     from aiormq.exceptions import AMQPChannelError, ChannelInvalidStateError, DeliveryError
 
@@ -161,20 +160,20 @@ class AioPikaConsumer:
                 "consume(..., no_ack=True) takes a message off its queue before it is handled: "
                 "leave no_ack out"
             )
+        given = cast("Any", message)
         delivery = self._rules.received(
             message.exchange or "",
             message.routing_key or "",
             message_id=message.message_id,
             headers=message.headers,
-            # The property has what the broker sent, the message a time.
-            expiration=None if message.expiration is None else message.properties.expiration,
+            expiration=None if given.expiration is None else str(round(given.expiration * 1000)),
             user=message.user_id,
         )
         if delivery.delayed:
-            restored = cast("Any", message)
-            restored.headers, restored.message_id = dict(delivery.headers), delivery.id
-            restored.expiration = decode_expiration(delivery.expiration)
-            restored.user_id = delivery.user
+            given.headers, given.message_id = dict(delivery.headers), delivery.id
+            given.user_id = delivery.user
+            if delivery.expiration is not None:
+                given.expiration = int(delivery.expiration) / 1000  # seconds, as aio-pika has it
         return delivery
 
     async def _settle(self, sending: Awaitable[None]) -> None:
