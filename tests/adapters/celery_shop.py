@@ -142,7 +142,7 @@ def pickled(order: int, of: object) -> str:
     return repr(of)
 
 
-@app.task(name="wrong", idempotent=True)
+@app.task(name="wrong", idempotent=True, autoretry_for=(Exception,))
 def wrong(order: int) -> None:
     raise ConfigError("the tariff is missing")
 

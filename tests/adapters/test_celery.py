@@ -449,7 +449,7 @@ def test_a_call_inside_of_the_task_is_a_direct_one(shop, ran):
 def test_an_eager_message_that_runs_elsewhere_is_an_error(idem, shop, ran):
     begun, go = Event(), Event()
 
-    @shop.task(idempotent=True)
+    @shop.task(idempotent=True, autoretry_for=(Exception,), retry_kwargs=NOW)
     def charge():
         ran.append(1)
         begun.set()
@@ -635,7 +635,7 @@ def test_the_setting_of_the_task_counts_where_the_message_says_nothing_of_its_re
 
 def test_a_message_that_cannot_be_sent_again_stays(idem, ran):
     shop = application(idem, broker="amqp://127.0.0.1:1")
-    charge = ran.task(shop, idempotent={"payload": lambda order: None})
+    charge = ran.task(shop, idempotent={"payload": lambda order: None}, autoretry_for=(Exception,))
     with held_elsewhere(idem, charge, "message-1"):
         info = delivered(charge, 7)
     assert info.state == "REJECTED"
@@ -654,7 +654,7 @@ def test_a_message_whose_result_was_never_stored_stays(monkeypatch):
     idem = Idempotency(store, policy=Policy(lease=1), hooks=[shut_down])
     shop = application(idem)
 
-    @shop.task(idempotent=True)
+    @shop.task(idempotent=True, autoretry_for=(Exception,))
     def charge(): ...
 
     store.inject("complete", Refuse(), times=1000)

@@ -37,7 +37,7 @@ from semel.core.policy import Policy, Rules
 from semel.decorating import Arrived, key_maker, payload_maker
 from semel.errors import ConcurrentRequest, ConfigError, IdempotencyError, NestedCall
 from semel.events import logger
-from semel.messages import Ack, Fail, Later, Message
+from semel.messages import Ack, Fail, Later, Message, Verdict
 from semel.messages import Reject as Rejected
 from semel.sync import Idempotency
 
@@ -115,7 +115,7 @@ class IdempotentTask(Task):  # type: ignore[misc]  # Celery has no types
         return super().apply_async(*args, **options)
 
     def retry(self, *args: Any, **options: Any) -> Any:
-        """Send the task again, as Celery does, unless its record says that it ended for good."""
+        """Send the task again, as Celery does, unless its message was judged already."""
         error: Any = options.get("exc")
         if isinstance(error, BaseException) and error is _ended.get():
             raise error  # `autoretry_for` has asked
@@ -186,7 +186,13 @@ _running: ContextVar[tuple[str, str] | None] = ContextVar("semel_celery_running"
 """The task that is being handled, by name and id: a call inside of it is a direct call."""
 
 _ended: ContextVar[BaseException | None] = ContextVar("semel_celery_ended", default=None)
-"""The error of the last delivery, if it ended for good: Celery's retries must not follow it."""
+"""The error that ended the last delivery, if Celery's own retries must not follow it."""
+
+
+def _end(error: Exception) -> NoReturn:
+    """Raise an error that `autoretry_for` must leave alone."""
+    _ended.set(error)
+    raise error
 
 
 class Delivery:
@@ -223,15 +229,12 @@ class Delivery:
         return of_message
 
     def _consumer(self, name: str) -> Consumer:
-        options: dict[str, Any] = {
-            name: self._options[name]
-            for name in ("consumer", "policy", "dead_letters")
-            if name in self._options
-        }
+        options: dict[str, Any] = {**self._options, "key": self._key, "payload": self._payload}
+        options.pop("transaction", None)
         return Consumer(
             self._engine,
             _handler(self._run),
-            {**options, "key": self._key, "payload": self._payload},
+            options,
             default_consumer=name,
             framework_retries=True,
             keeps_value=True,
@@ -268,44 +271,45 @@ class Delivery:
     def deliver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Handle the message of Celery's current request; without one, call the function."""
         request = _request_of_message(self._task)
-        if request is None:
-            return self._run(*args, **kwargs)
-        this = (self._task.name, request.id)
-        if _running.get() == this:
+        if request is None or _running.get() == (self._task.name, request.id):
             return self._run(*args, **kwargs)
         _ended.set(None)
-        _name_callbacks(request)
-        if request.chord is not None:
-            self._end_if_rejected()
-        message = Message(
-            id=request.id,
-            headers=request.headers or {},
-            body={"args": list(args), "kwargs": dict(kwargs)},
-            raw=request,
-        )
-        before = _running.set(this)
-        try:
-            verdict = self.consumer.handle(message, (args, kwargs))
-        except (ConfigError, NestedCall) as error:
-            _ended.set(error)
-            stop_worker(self._task, request, error)
-        except IdempotencyError as error:  # the engine was closed: somebody else has to look
-            raise Reject(error, requeue=True) from error
-        finally:
-            _running.reset(before)
+        verdict = self._verdict(request, args, kwargs)
         match verdict:
             case Ack():
                 return self._value(verdict, request)
             case Later():
                 return self._send_again(verdict, request)
             case Rejected():
-                _ended.set(verdict.error)
-                raise verdict.error
+                _end(verdict.error)
             case Fail():
                 _ended.set(None)  # a task that was run inside may have ended with the same error
                 raise verdict.error
             case _:
                 assert_never(verdict)
+
+    def _verdict(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Verdict:
+        _name_callbacks(request)
+        if request.chord is not None:
+            try:
+                self.check_chord()
+            except ConfigError as error:
+                return Rejected(str(error), error)
+        message = Message(
+            id=request.id,
+            headers=request.headers or {},
+            body={"args": list(args), "kwargs": dict(kwargs)},
+            raw=request,
+        )
+        before = _running.set((self._task.name, request.id))
+        try:
+            return self.consumer.handle(message, (args, kwargs))
+        except (ConfigError, NestedCall) as error:
+            _end(stop_worker(self._task, request, error))
+        except IdempotencyError as error:  # the engine was closed: somebody else has to look
+            _end(Reject(error, requeue=True))
+        finally:
+            _running.reset(before)
 
     def check_chord(self) -> None:
         """Raise a `ConfigError` if the result backend would count a part of a chord twice."""
@@ -317,13 +321,6 @@ class Delivery:
                 "delivered: the chord would go on without its other parts. Use the Redis or the "
                 "database backend for chords of idempotent tasks"
             )
-
-    def _end_if_rejected(self) -> None:
-        try:
-            self.check_chord()
-        except ConfigError as error:
-            _ended.set(error)
-            raise
 
     def _value(self, verdict: Ack, request: Any) -> Any:
         if verdict.has_value:
@@ -341,7 +338,7 @@ class Delivery:
     def _send_again(self, verdict: Later, request: Any) -> NoReturn:
         """Send the same message with a countdown, and only then acknowledge this one."""
         if request.is_eager:
-            raise ConcurrentRequest(verdict.reason, retry_after=verdict.seconds)
+            _end(ConcurrentRequest(verdict.reason, retry_after=verdict.seconds))
         ignored = vars(request).get("ignore_result")
         again = self._task.signature_from_request(
             request,
@@ -355,8 +352,8 @@ class Delivery:
                 transport_options={"confirm_publish": True}
             ) as connection:
                 again.apply_async(connection=connection, add_to_parent=False)
-        except Exception as error:
-            raise Reject(error, requeue=True) from error
+        except Exception as error:  # noqa: BLE001 - whatever it is, this message stays
+            _end(Reject(error, requeue=True))
         raise Ignore(f"delivered again in {verdict.seconds:.1f} s: {verdict.reason}")
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from semel.core.optional import Needed
 from semel.events import logger
@@ -106,10 +106,13 @@ class Program:
     pid: int | None = None
 
 
-def stop_worker(task: Any, request: Any, error: Exception) -> NoReturn:
-    """Stop the worker, its message unacknowledged: the program is wrong, and not the message."""
+def stop_worker(task: Any, request: Any, error: Exception) -> Exception:
+    """Stop the worker: the program is wrong, and not the message, which returns to its queue.
+
+    Returns what the task has to raise.
+    """
     if Program.pid is None or request.is_eager:
-        raise error
+        return error
     logger.critical(
         "the worker stops, and the message of %s [%s] stays in its queue: %s",
         task.name,
@@ -118,7 +121,8 @@ def stop_worker(task: Any, request: Any, error: Exception) -> NoReturn:
         exc_info=error,
     )
     os.kill(Program.pid, signal.SIGTERM)
-    raise Reject(error, requeue=True) from error
+    given_back: Exception = Reject(error, requeue=True)
+    return given_back
 
 
 # --- settings ------------------------------------------------------------------------------------
@@ -127,11 +131,11 @@ def stop_worker(task: Any, request: Any, error: Exception) -> NoReturn:
 def check_worker(worker: Any, tasks: Sequence[Any]) -> None:
     """Log what is wrong with the settings of a worker that starts, once for each task."""
     Program.pid = os.getpid()
-    connection = worker.app.connection_for_read()
-    broker = connection.transport.driver_type
+    with worker.app.connection_for_read() as connection:  # which does not connect yet
+        broker, options = connection.transport.driver_type, connection.transport_options
     visibility = VISIBILITY.get(broker)
     if visibility is not None:
-        visibility = float(connection.transport_options.get("visibility_timeout") or visibility)
+        visibility = float(options.get("visibility_timeout") or visibility)
     for task in tasks:
         for problem in problems(task, broker, visibility, worker.time_limit):
             logger.warning("Celery task %s: %s", task.name, problem)
