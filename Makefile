@@ -65,7 +65,7 @@ test: servers  ## run every test, and insist on the coverage of the core, engine
 	$(RUN) coverage report --include='$(COVERED)' --omit='src/semel/testing/*' --precision=2 --fail-under=$(COVERAGE_MIN)
 
 # What the versions of drivers and frameworks can change. A session limit bounds it to 20 minutes.
-LOWEST_TESTS ?= tests/contract tests/core tests/stores tests/adapters tests/web tests/faults tests/transactions tests/observe
+LOWEST_TESTS ?= tests/contract tests/core tests/stores tests/adapters tests/web tests/faults tests/transactions tests/observe tests/schedules
 
 test-lowest: $(LOWEST_READY)  ## run contract, adapters, faults and transactions with the lowest versions supported
 	$(LOWEST_VENV)/bin/python scripts/servers.py

@@ -49,6 +49,7 @@ LONGEST = (
     "docs/test_promises.py",
     "faults/test_cluster.py",
     "faults/test_table_locks.py",
+    "schedules/test_processes.py",
     "stores/test_redis_failover.py",
     "transactions/test_howto.py",
     "project/test_checkout.py",

@@ -170,6 +170,10 @@ def test_a_wrong_job_that_is_added_later_is_told_of_in_the_log_and_never_runs(ba
         scheduler.add_job(ran.set, "interval", seconds=0.02, id="report")
         assert "without start_date" in caplog.messages[0]
         wait_until(lambda: any("Error submitting job" in text for text in caplog.messages))
+        caplog.clear()
+        scheduler.add_job(noop, "cron", hour=3, id="later")
+        scheduler.reschedule_job("later", trigger="interval", hours=1)
+        assert "without start_date" in caplog.messages[0]
     assert not ran.is_set()
     scheduler.add_job(noop, "date", run_date=datetime(2100, 1, 1, tzinfo=UTC), id="gone")
     scheduler.remove_job("gone")
@@ -339,6 +343,17 @@ def test_standby_ends_before_the_next_run_time(background, idem):
     heard = Heard(scheduler)
     scheduler.start()
     assert isinstance(heard.wait(1)[0].retval, Skipped)
+
+
+def test_a_run_is_remembered_as_long_as_a_process_may_come_late(background, idem):
+    scheduler = background(policy=Policy(ttl=60))
+    now = datetime.now(UTC).replace(microsecond=0)
+    scheduler.add_job(noop, "date", run_date=now, id="report", misfire_grace_time=10**6)
+    heard = Heard(scheduler)
+    scheduler.start()
+    heard.wait(1)
+    (record,) = idem.records()
+    assert record.remaining > 10**6
 
 
 def test_a_run_is_remembered_for_two_intervals(background, idem):

@@ -21,7 +21,7 @@ def clock() -> float:
     return shown + time.monotonic() - began
 
 
-with Idempotency(told["URL"], policy=Policy(lease=1.0)) as idem:
+with Idempotency(told["URL"], policy=Policy(lease=float(told.get("LEASE", "60")))) as idem:
 
     @idem.once_per(
         "day", tz="Europe/Berlin", scope="report", standby="STANDBY" in told, clock=clock

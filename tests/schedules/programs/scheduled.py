@@ -69,15 +69,17 @@ def begin(scheduler, function) -> None:
         "interval",
         seconds=int(told["EVERY"]),
         start_date=start,
+        next_run_time=start,  # however long it took to get here
         id="report",
-        misfire_grace_time=60,
-        max_instances=3,
+        misfire_grace_time=None,
+        coalesce=False,
+        max_instances=99,
     )
     scheduler.start()
     say("scheduling")
 
 
-options = {"standby": "STANDBY" in told, "policy": Policy(lease=1.0)}
+options = {"standby": "STANDBY" in told, "policy": Policy(lease=float(told.get("LEASE", "60")))}
 
 
 def in_threads() -> None:
