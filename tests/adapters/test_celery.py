@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.request import Request
 
 from semel import Idempotency, Policy, current_attempt, open_store
+from semel.adapters import celery_worker
 from semel.adapters.celery import task_class
 from semel.adapters.celery_worker import counts_chord_parts_twice, problems, request_class
 from semel.aio import AsyncIdempotency
@@ -378,6 +380,23 @@ def test_an_error_that_is_the_one_of_a_task_inside_is_retried(shop, ran):
     assert ran == [0, 7, 1, 7, 2, 7]
 
 
+def test_a_task_may_retry_itself_with_the_error_of_a_task_inside(shop, ran):
+    inside = ran.task(
+        shop, raises=OSError("declined"), idempotent={"policy": Policy(failure="final")}
+    )
+
+    @shop.task(bind=True, idempotent=True, max_retries=2)
+    def outer(self):
+        ran.append(self.request.retries)
+        try:
+            inside.apply((7,), task_id=f"inside-{self.request.retries}", throw=True)
+        except OSError as error:
+            raise self.retry(exc=error, countdown=0) from error
+
+    outer.apply(task_id="a")
+    assert ran == [0, 7, 1, 7, 2, 7]
+
+
 def test_a_retry_of_the_task_itself_is_not_a_failure_under_hold(shop, ran):
     @shop.task(bind=True, idempotent={"policy": Policy(abandoned="hold")}, max_retries=None)
     def charge(self):
@@ -640,6 +659,37 @@ def test_a_message_that_cannot_be_sent_again_stays(idem, ran):
         info = delivered(charge, 7)
     assert info.state == "REJECTED"
     assert info.retval.requeue
+
+
+def test_a_full_queue_uses_up_no_retries(idem, shop, ran, monkeypatch):
+    charge = ran.task(shop, idempotent={"payload": lambda order: None}, autoretry_for=(Exception,))
+    connect = shop.connection_for_write
+
+    def refused(**options):
+        if options.get("transport_options") == {"confirm_publish": True}:
+            raise OSError("basic.nack")
+        return connect(**options)
+
+    monkeypatch.setattr(shop, "connection_for_write", refused)
+    with held_elsewhere(idem, charge, "message-1"):
+        info = delivered(charge, 7)
+    assert info.state == "REJECTED"
+    assert info.retval.requeue
+    assert not list(messages(shop))
+
+
+def test_the_message_of_a_worker_that_stops_is_not_retried(shop, ran, monkeypatch):
+    stopped = []
+    monkeypatch.setattr(celery_worker.Program, "pid", 1)
+    monkeypatch.setattr(celery_worker.os, "kill", lambda *args: stopped.append(args))
+    charge = ran.task(
+        shop, raises=ConfigError("no tariff"), idempotent=True, autoretry_for=(Exception,)
+    )
+    info = delivered(charge, 7)
+    assert info.state == "REJECTED"
+    assert info.retval.requeue
+    assert stopped == [(1, signal.SIGTERM)]
+    assert not list(messages(shop))
 
 
 def test_a_message_whose_result_was_never_stored_stays(monkeypatch):

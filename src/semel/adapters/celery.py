@@ -117,8 +117,11 @@ class IdempotentTask(Task):  # type: ignore[misc]  # Celery has no types
     def retry(self, *args: Any, **options: Any) -> Any:
         """Send the task again, as Celery does, unless its message was judged already."""
         error: Any = options.get("exc")
-        if isinstance(error, BaseException) and error is _ended.get():
-            raise error  # `autoretry_for` has asked
+        # Inside of its delivery it is the function that asks, perhaps with the error of another
+        # task, and outside of it `autoretry_for`.
+        inside = _running.get() == (self.name, self.request.id)
+        if isinstance(error, BaseException) and error is _ended.get() and not inside:
+            raise error
         return super().retry(*args, **options)
 
 
