@@ -197,6 +197,7 @@ def test_a_message_whose_connection_is_cut_while_it_is_handled_has_one_effect(de
     deployed.settled()
 
     assert deployed.ledger.count("delivered", order) >= 2
+    assert deployed.ledger.count("began", order) == 1, "the handler was cut off, too"
     assert deployed.effects(order) == 1
     assert deployed.record(order).state is State.SUCCEEDED
 
@@ -218,6 +219,7 @@ def test_messages_outlive_a_restart_of_the_broker_with_one_effect(servers, deplo
     for deployed, order, _ in running:
         deployed.settled()
         assert deployed.ledger.count("delivered", order) >= 2
+        assert deployed.ledger.count("began", order) == 1
         assert deployed.effects(order) == 1
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,12 @@ def celery_worker(
             session.execute(INSERT, {"order_id": order, "worker": os.getpgrp()})
             return handle(ledger, order, plan)
 
-    signals.worker_ready.connect(lambda **_: ledger.note("ready"), weak=False)
+    @signals.worker_ready.connect(weak=False)
+    def ready(sender: Any, **_: Any) -> None:
+        ledger.note("ready")
+        # A worker that has nothing to do looks every five seconds whether it was told to stop.
+        sender.timer.call_repeatedly(0.1, lambda: None)
+
     flags = ["--without-mingle", "--without-gossip", "--without-heartbeat", "--concurrency=1"]
     flags.append(f"--hostname={os.getpid()}")
     app.worker_main(["worker", "--loglevel=INFO", "--pool=prefork", *flags])
@@ -180,6 +186,7 @@ def pika_worker(
                     channel.basic_consume(QUEUE, consumer)
                     ledger.note("ready")
                     stopped = consumer.run(channel)
+            time.sleep(0.1)
 
 
 # --- aio-pika ------------------------------------------------------------------------------------
