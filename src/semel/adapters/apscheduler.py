@@ -9,9 +9,9 @@ of which that cannot be said is rejected with a `ConfigError`:
   combined triggers, which goes on from the run times of the others;
 - `jitter`, and a `next_run_time` that the trigger would not choose.
 
-Jobs are checked when the scheduler starts. Of one that is added later, `add_job` cannot be told:
-the log says why it does not run. A `date` trigger is not checked: it is a single run, which often
-only one process knows of.
+Jobs are checked when the scheduler starts. For one that is added later, `add_job` cannot raise the
+error: the log says why the job does not run. A `date` trigger is not checked: it is a single run,
+which often only one process knows of.
 """
 
 from __future__ import annotations
@@ -113,11 +113,12 @@ class _OnceExecutor(BaseExecutor):
         trigger = job.trigger
         if isinstance(trigger, DateTrigger):
             return
-        problem = "" if not _is_random(job.id) else "it was added without an id: pass id="
         next_run_time = getattr(job, "next_run_time", None)
-        if not problem and next_run_time is not None:
-            problem = _wrong_time(trigger, next_run_time)
-        problem = _wrong_trigger(trigger) or problem
+        problem = (
+            _wrong_trigger(trigger)
+            or ("it was added without an id: pass id=" if _is_random(job.id) else "")
+            or ("" if next_run_time is None else _wrong_time(trigger, next_run_time))
+        )
         if problem:
             raise ConfigError(
                 f"the job {job.name!r} (id {job.id!r}) would run more than once: {problem}"
@@ -284,10 +285,12 @@ def _in_thread(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
 
 
 def _is_random(job_id: str) -> bool:
+    """Whether an id looks like those that APScheduler makes."""
     try:
-        return len(job_id) == len(UUID(int=0).hex) and UUID(job_id).version == RANDOM_ID
+        known = UUID(job_id)
     except ValueError:
         return False
+    return known.version == RANDOM_ID and known.hex == job_id
 
 
 def _wrong_trigger(trigger: Any) -> str:
