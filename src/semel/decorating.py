@@ -6,9 +6,11 @@ This module plans. Wrong decorations are rejected here, before the program serve
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from datetime import tzinfo
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
 from msgspec import UNSET
@@ -61,6 +63,7 @@ class Plan:
         self._check_kind(asynchronous=asynchronous)
         self.policies = _policies(ttl, message, policy)
         self._arguments = Arguments.of(fn)
+        self._key_given = key is not None
         self._key = self._key_maker(key)
         self._payload = self._payload_maker(payload)
         if payload is None and resolve(*self.policies).payload_required:
@@ -76,9 +79,9 @@ class Plan:
         return returned_by(self.fn)
 
     @property
-    def takes_arguments(self) -> bool:
-        """Whether a call may have arguments, the instance or class of a method among them."""
-        return bool(self._arguments.names)
+    def tells_calls_apart(self) -> bool:
+        """Whether the key of one call may differ from that of another: by arguments, or `key=`."""
+        return self._key_given or bool(self._arguments.names)
 
     def _check_kind(self, *, asynchronous: bool) -> None:
         if not callable(self.fn) or inspect.isclass(self.fn):
@@ -199,6 +202,21 @@ def _policies(
         words["message"] = message
     own = (Policy(**words),) if words else ()
     return own if policy is None else (*own, policy)
+
+
+def scope_of_script(fn: Callable[..., object]) -> str | None:
+    """Name the scope of a function of the main program by its module or file; None: by neither.
+
+    Cron starts many programs, and each of them has a function `__main__.main`.
+    """
+    name = getattr(fn, "__qualname__", "<lambda>")
+    if getattr(fn, "__module__", None) != "__main__" or "<lambda>" in name:
+        return None
+    program = sys.modules["__main__"]
+    if program.__spec__ is not None:  # python -m jobs.billing: as an import of it is named
+        return f"{program.__spec__.name.removesuffix('.__main__')}.{name}"
+    file = getattr(program, "__file__", None)
+    return None if file is None else f"{Path(file).stem}.{name}"
 
 
 # --- slots of time: what `once_per` adds ---------------------------------------------------

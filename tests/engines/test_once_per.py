@@ -6,10 +6,13 @@ import asyncio
 import functools
 import inspect
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 
@@ -355,6 +358,48 @@ def test_the_scope_is_the_name_of_the_function():
 
 def module_level() -> None:
     """A job, for its name."""
+
+
+@pytest.mark.parametrize(
+    ("file", "module", "scope"),
+    [
+        ("/opt/shop/billing.py", None, "billing.main"),
+        ("/opt/shop/cleanup.py", None, "cleanup.main"),
+        ("/opt/shop/jobs/billing.py", "jobs.billing", "jobs.billing.main"),
+        ("/opt/shop/jobs/__main__.py", "jobs.__main__", "jobs.main"),
+        (None, None, "__main__.main"),  # python -c, or a prompt
+    ],
+)
+def test_the_scope_in_a_script_names_the_script(monkeypatch, file, module, scope):
+    program = ModuleType("__main__")
+    if file is not None:
+        program.__file__ = file
+    if module is not None:
+        program.__spec__ = ModuleSpec(module, None)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    with Idempotency("memory://") as idem:
+
+        def main() -> None:
+            """What every script has."""
+
+        main.__module__, main.__qualname__ = "__main__", "main"
+        assert idem.once_per("day")(main)()
+        (record,) = idem.records()
+        assert record.identity.scope == scope
+        main.__qualname__ = "<lambda>"
+        with pytest.raises(ConfigError, match="no name of its own"):
+            idem.once_per("day")(main)
+
+
+def test_a_key_counts_for_a_job_without_arguments_too():
+    tenants = ["acme", "globex", "acme"]
+    with Idempotency("memory://") as idem:
+        job = idem.once_per("day", key=lambda: tenants[0])(module_level)
+        ran = []
+        while tenants:
+            ran.append(job())
+            del tenants[0]
+    assert ran == [True, True, False]
 
 
 @semel.once_per("day")

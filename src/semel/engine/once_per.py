@@ -22,7 +22,13 @@ from msgspec import UNSET
 
 from semel.core.policy import Duration, Policy
 from semel.core.schedules import Period, Slot
-from semel.decorating import KeySource, Plan, Timing, bound_in_class_methods
+from semel.decorating import (
+    KeySource,
+    Plan,
+    Timing,
+    bound_in_class_methods,
+    scope_of_script,
+)
 from semel.engine.colours.tasks import mark_coroutine_function
 from semel.errors import ConcurrentRequest, WaitTimeout
 
@@ -138,10 +144,10 @@ class AsyncOncePer(Generic[P]):
         return self._plan.name
 
     def _key(self, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The slot's name, and what the arguments add to it if there are any."""
+        """The slot's name, and what the arguments or `key=` add to it, if there are any."""
         plan = self._plan
         arrived = plan.arrived(args, kwargs)
-        return f"{slot.name}:{plan.key_of(arrived)}" if plan.takes_arguments else slot.name
+        return f"{slot.name}:{plan.key_of(arrived)}" if plan.tells_calls_apart else slot.name
 
 
 class AsyncOncePerDecorator:
@@ -162,11 +168,11 @@ class AsyncOncePerDecorator:
     ) -> None:
         self._engine = engine
         self._timing = Timing(period, tz=tz, standby=standby, ttl=ttl, policy=policy, clock=clock)
+        self._scope = scope
         self._plan = functools.partial(
             Plan,
             asynchronous=True,
             key=key,
-            scope=scope,
             payload=None,
             ttl=ttl,
             message=None,
@@ -175,5 +181,6 @@ class AsyncOncePerDecorator:
 
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, object]]) -> AsyncOncePer[P]:
         """Decorate this function."""
-        plan = self._plan(fn)
+        scope = scope_of_script(fn) if self._scope is None else self._scope
+        plan = self._plan(fn, scope=scope)
         return bound_in_class_methods(AsyncOncePer(self._engine, plan, self._timing), plan.name)

@@ -23,7 +23,13 @@ from msgspec import UNSET
 
 from semel.core.policy import Duration, Policy
 from semel.core.schedules import Period, Slot
-from semel.decorating import KeySource, Plan, Timing, bound_in_class_methods
+from semel.decorating import (
+    KeySource,
+    Plan,
+    Timing,
+    bound_in_class_methods,
+    scope_of_script,
+)
 from semel.errors import ConcurrentRequest, WaitTimeout
 
 if TYPE_CHECKING:
@@ -137,10 +143,10 @@ class OncePer(Generic[P]):
         return self._plan.name
 
     def _key(self, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The slot's name, and what the arguments add to it if there are any."""
+        """The slot's name, and what the arguments or `key=` add to it, if there are any."""
         plan = self._plan
         arrived = plan.arrived(args, kwargs)
-        return f"{slot.name}:{plan.key_of(arrived)}" if plan.takes_arguments else slot.name
+        return f"{slot.name}:{plan.key_of(arrived)}" if plan.tells_calls_apart else slot.name
 
 
 class OncePerDecorator:
@@ -161,11 +167,11 @@ class OncePerDecorator:
     ) -> None:
         self._engine = engine
         self._timing = Timing(period, tz=tz, standby=standby, ttl=ttl, policy=policy, clock=clock)
+        self._scope = scope
         self._plan = functools.partial(
             Plan,
             asynchronous=False,
             key=key,
-            scope=scope,
             payload=None,
             ttl=ttl,
             message=None,
@@ -174,5 +180,6 @@ class OncePerDecorator:
 
     def __call__(self, fn: Callable[P, object]) -> OncePer[P]:
         """Decorate this function."""
-        plan = self._plan(fn)
+        scope = scope_of_script(fn) if self._scope is None else self._scope
+        plan = self._plan(fn, scope=scope)
         return bound_in_class_methods(OncePer(self._engine, plan, self._timing), plan.name)
