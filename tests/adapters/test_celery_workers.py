@@ -115,13 +115,13 @@ def test_a_duplicate_of_a_task_that_runs_waits_until_it_is_done(prefork, order):
     prefork.send("gated", order, key=f"second-{order}", headers={"tenant": "t"})
     prefork.wait_for_log(f"second-{order}]", "ignored")
     prefork.open(order)
-    assert prefork.client.AsyncResult(f"second-{order}").get(30) == "paid"
+    assert prefork.client.AsyncResult(f"second-{order}").get(60) == "paid"
     assert prefork.effects[f"gated {order}"] == 1
     nothing_is_left(prefork)
 
 
 def test_retries_of_celery_run_under_the_same_id(prefork, order):
-    assert prefork.send("flaky", order, key=f"flaky-{order}").get(30) == "paid"
+    assert prefork.send("flaky", order, key=f"flaky-{order}").get(60) == "paid"
     assert prefork.effects_of("flaky", order) == [f"flaky {order} {number}" for number in range(3)]
 
 
@@ -134,14 +134,14 @@ def test_a_failure_that_is_final_is_not_retried_and_its_message_is_gone(prefork,
 
 
 def test_a_task_whose_process_is_killed_runs_again(prefork, order):
-    assert prefork.send("killed", order, key=f"killed-{order}").get(30) == "paid"
+    assert prefork.send("killed", order, key=f"killed-{order}").get(60) == "paid"
     assert prefork.effects[f"killed {order}"] == 2
     nothing_is_left(prefork)
 
 
 @pytest.mark.fault(24)
 def test_a_soft_time_limit_releases_the_record(prefork, order):
-    assert prefork.send("soft", order, key=f"soft-{order}").get(30) == "paid"
+    assert prefork.send("soft", order, key=f"soft-{order}").get(60) == "paid"
     assert prefork.effects_of("soft", order) == [f"soft {order} 0", f"soft {order} 1"]
 
 
@@ -150,7 +150,7 @@ def test_a_task_that_always_exceeds_its_hard_time_limit_ends(prefork, order):
     report = prefork.client.signature("report")
     result = prefork.send("hard", order, key=f"hard-{order}", link_error=report)
     with pytest.raises(AttemptsExhausted):
-        result.get(30)
+        result.get(60)
     assert prefork.effects[f"hard {order}"] == 2
     assert prefork.lines("hard time limit (0.5 s) exceeded", "is delivered again") == 2
     # Celery itself would have called the task failed each time, and its `link_error` too.
@@ -165,7 +165,7 @@ def test_a_task_that_fails_is_rejected_to_the_dead_letters(prefork, order):
         prefork.send("lettered", order, key=f"lettered-{order}")
         prefork.wait_for_log(f"lettered-{order}] raised")
         with contextlib.closing(connection.SimpleQueue("dead")) as dead:
-            letter = dead.get(timeout=30)
+            letter = dead.get(timeout=60)
             letter.ack()
     assert letter.headers["id"] == f"lettered-{order}"
 
@@ -198,7 +198,7 @@ def test_a_chain_goes_on_once(prefork, order):
         app=prefork.client,
     )
     with prefork.recorded() as sent:
-        assert steps.apply_async().get(30) == f"then-{order}"
+        assert steps.apply_async().get(60) == f"then-{order}"
     prefork.duplicate(sent[0])
     prefork.wait_for_log(f"then-{order}]", "succeeded", times=2)
     assert prefork.effects_of("mail", f"chain-{order}") == [f"mail chain-{order} [{order}, 'paid']"]
@@ -220,7 +220,7 @@ def test_a_group_has_the_results_of_all_its_tasks(prefork, order):
         app=prefork.client,
     )
     with prefork.recorded() as sent:
-        assert parts.apply_async().get(timeout=30) == [[order, "paid"]] * 2
+        assert parts.apply_async().get(timeout=60) == [[order, "paid"]] * 2
     prefork.duplicate(sent[0])
     prefork.wait_for_log(f"part-{order}-a]", "succeeded", times=2)
     assert prefork.effects[f"charge {order}"] == 2
@@ -243,7 +243,7 @@ def test_a_part_of_a_chord_that_is_delivered_again_counts_once(request, kind, or
     shop.wait_for_log(f"header-{order}]", "succeeded", times=4)
     assert not shop.effects_of("mail", f"chord-{order}")
     shop.open(order)
-    assert result.get(30) == f"body-{order}"
+    assert result.get(60) == f"body-{order}"
     shop.duplicate(header)
     shop.wait_for_log(f"header-{order}]", "succeeded", times=5)
     (mailed,) = shop.effects_of("mail", f"chord-{order}")
@@ -278,9 +278,9 @@ def test_greenlets_handle_a_message_once(servers, order, tmp_path):
         shop.send("gated", order, key=f"second-{order}")
         shop.wait_for_log(f"second-{order}]", "ignored")
         shop.open(order)
-        assert shop.client.AsyncResult(f"second-{order}").get(30) == "paid"
+        assert shop.client.AsyncResult(f"second-{order}").get(60) == "paid"
         assert shop.effects[f"gated {order}"] == 1
-        assert shop.send("flaky", order, key=f"flaky-{order}").get(30) == "paid"
+        assert shop.send("flaky", order, key=f"flaky-{order}").get(60) == "paid"
         shop.signal(signal.SIGKILL)  # greenlets take 4 s to end
 
 
@@ -313,7 +313,7 @@ def test_a_worker_that_is_told_to_stop_finishes_what_runs(prefork, order):
     prefork.wait_for_log("Warm shutdown")
     prefork.open(order)
     assert prefork.stopped() == 0
-    assert prefork.client.AsyncResult(f"gated-{order}").get(30) == "paid"
+    assert prefork.client.AsyncResult(f"gated-{order}").get(60) == "paid"
     nothing_is_left(prefork)
 
 
