@@ -6,10 +6,12 @@ Real workers on real brokers are in test_celery_workers.py.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import signal
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import ClassVar
@@ -250,10 +252,57 @@ def test_task_class_takes_an_engine_or_a_url(sqlite_url):
 
 def test_a_key_is_made_from_the_arguments_however_they_come(shop, ran):
     charge = ran.task(shop, idempotent={"key": "order:{order}", "payload": "order"})
-    charge.apply((7,))
-    charge.apply(kwargs={"order": 7})
-    charge.apply((8,))
+    assert charge.apply((7,)).successful()
+    assert charge.apply(kwargs={"order": 7}).successful()
+    assert charge.apply((8,)).successful()
     assert ran == [7, 8]
+
+
+UNSAID = object()
+
+
+def test_a_call_is_the_same_however_it_is_written(shop, ran):
+    @shop.task(idempotent=True)
+    def charge(order, currency="EUR", note=UNSAID, *more, **others):
+        ran.append(order)
+
+    same = [
+        charge.apply((7,), task_id="a"),
+        charge.apply((7, "EUR"), task_id="a"),
+        charge.apply(kwargs={"currency": "EUR", "order": 7}, task_id="a"),
+    ]
+    others = [
+        charge.apply((7, "USD"), task_id="a"),
+        charge.apply((7, "EUR", None), task_id="a"),
+        charge.apply((7,), {"tip": 1}, task_id="a"),
+        charge.apply((True,), task_id="a"),
+    ]
+    assert [each.state for each in same] == ["SUCCESS"] * 3
+    assert [type(each.result) for each in others] == [PayloadMismatch] * 4
+    assert ran == [7]
+
+
+def test_a_message_stays_the_same_where_its_task_has_a_new_parameter(shop, ran):
+    @shop.task(name="charge", idempotent=True)
+    def before(order):
+        ran.append(order)
+
+    assert before.apply((7,), task_id="a").successful()
+    shop.tasks.unregister("charge")
+
+    @shop.task(name="charge", idempotent=True)
+    def after(order, currency="EUR"):
+        ran.append(order)
+
+    assert after.apply((7,), task_id="a").successful()
+    assert ran == [7]
+
+
+def test_arguments_that_do_not_fit_are_an_error_of_the_function(shop, ran):
+    charge = ran.task(shop, idempotent=True)
+    result = charge.apply((7, 8))
+    assert isinstance(result.result, TypeError)
+    assert "takes 1 positional argument but 2 were given" in str(result.result)
 
 
 def test_a_key_may_be_a_function_of_the_arguments(shop, ran):
@@ -395,6 +444,39 @@ def test_a_task_may_retry_itself_with_the_error_of_a_task_inside(shop, ran):
 
     outer.apply(task_id="a")
     assert ran == [0, 7, 1, 7, 2, 7]
+
+
+def test_a_replacement_does_not_collide_with_the_task_that_it_replaces(shop, ran):
+    replaced = {"replaced_task_nesting": 1, "parent_id": "message-1"}
+
+    @shop.task(bind=True, idempotent=True)
+    def charge(self, number):
+        ran.append(number)
+        if number == 0:
+            return "paid"
+        try:
+            self.replace(self.s(number - 1))
+        except Ignore:
+            # Another worker takes the replacement as soon as it is there.
+            (sent,) = messages(shop)
+            with ThreadPoolExecutor() as other:
+                assert other.submit(take, sent).result(30) == "paid"
+            raise
+
+    def take(sent):
+        return delivered(charge, *sent.payload[0], key=sent.headers["id"], **replaced)
+
+    assert delivered(charge, 1).state == "IGNORED"
+    assert shop.AsyncResult("message-1").get() == "paid"
+    assert delivered(charge, 0, **replaced) == "paid"
+    assert ran == [1, 0]
+
+
+def test_what_follows_a_replacement_is_the_same_task_as_before(shop, ran):
+    mail = ran.task(shop, idempotent=True)
+    for nesting in (0, 1):
+        delivered(mail, 7, replaced_task_nesting=nesting, parent_id="message-0")
+    assert ran == [7]
 
 
 def test_a_retry_of_the_task_itself_is_not_a_failure_under_hold(shop, ran):
@@ -746,6 +828,39 @@ def test_what_is_linked_has_the_same_id_after_each_delivery(shop, ran):
     assert "given" in first
 
 
+def test_signatures_of_an_eager_program_stay_as_they_are(shop, ran):
+    shop.conf.task_always_eager = True
+    mail = ran.task(shop, idempotent=True)
+
+    @shop.task(idempotent=True)
+    def charge(order):
+        return order
+
+    linked = mail.s()
+    for order in (1, 2):
+        charge.apply_async((order,), link=linked)
+    assert ran == [1, 2]
+    assert "task_id" not in linked.options
+
+
+def test_what_a_replacement_links_is_not_what_the_task_linked(shop):
+    @shop.task(name="mail")
+    def mail(result): ...
+
+    @shop.task(bind=True, idempotent=True)
+    def charge(self, number):
+        if number:
+            self.replace(self.s(0).set(link=[mail.s()]))
+
+    delivered(charge, 1, callbacks=[dict(mail.s())])
+    (sent,) = messages(shop)
+    callbacks = sent.payload[2]["callbacks"]
+    assert len(callbacks) == 2
+    replaced = {"replaced_task_nesting": 1, "parent_id": "message-1"}
+    delivered(charge, 0, callbacks=callbacks, **replaced)
+    assert len({message.headers["id"] for message in messages(shop)}) == 2
+
+
 def test_a_chord_is_rejected_where_its_parts_would_count_twice(shop, ran):
     charge = ran.task(shop, idempotent=True, autoretry_for=(Exception,), retry_kwargs=NOW)
 
@@ -800,6 +915,7 @@ def test_the_record_is_committed_with_the_rows_of_the_task(tmp_path, ran):
             return order
 
         assert [delivered(charge, 7), delivered(charge, 7)] == [7, 7]
+        assert list(inspect.signature(charge.run).parameters) == ["order"]  # for self.retry
         charge.delay(8)
         with pytest.raises(TypeError):
             charge.delay()

@@ -209,9 +209,10 @@ class Delivery:
         engine.internals.setup.check_function(self._run)
         self._begin = self._options.get("transaction")
         name = task.name or type(task).__name__
-        self._arguments = _arguments(name, self._run, in_transaction=self._begin is not None)
+        self._signature = _signature(name, self._run, in_transaction=self._begin is not None)
+        self._arguments = Arguments(name, self._signature)
         self._key = self._of_arguments(name, "key", key_maker)
-        self._payload = self._of_arguments(name, "payload", payload_maker)
+        self._payload = self._of_arguments(name, "payload", payload_maker) or self._arguments_of
         made = self._consumer(name)  # wrong options are an error now
         self._made = made if task.name else None  # else Celery names it when it is registered
         if self._begin is not None and hasattr(task, "__header__"):
@@ -230,6 +231,22 @@ class Delivery:
             return of_call(Arrived(args, kwargs, self._arguments.mapping(args, kwargs)))
 
         return of_message
+
+    def _arguments_of(self, message: Message) -> object:
+        """Return the arguments of a message by name, however the producer has written the call."""
+        try:
+            values = self._arguments.mapping(tuple(message.body["args"]), message.body["kwargs"])
+            # Without defaults: a new parameter that has one makes no other message of those that
+            # were sent before.
+            return {
+                name: value for name, value in values.items() if not self._is_default(name, value)
+            }
+        except (TypeError, ValueError):  # they do not fit, which the function says by itself
+            return message.body
+
+    def _is_default(self, name: str, value: object) -> bool:
+        default = self._signature.parameters[name].default
+        return value is default or (type(value) is type(default) and bool(value == default))
 
     def _consumer(self, name: str) -> Consumer:
         options: dict[str, Any] = {**self._options, "key": self._key, "payload": self._payload}
@@ -269,6 +286,8 @@ class Delivery:
         def run(*args: Any, **kwargs: Any) -> Any:
             return self.deliver(args, kwargs)
 
+        # `self.retry(kwargs=...)` asks which arguments a message has: a session is none of them.
+        run.__signature__ = self._signature  # type: ignore[attr-defined]
         return run
 
     def deliver(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -299,7 +318,7 @@ class Delivery:
             except ConfigError as error:
                 return Rejected(str(error), error)
         message = Message(
-            id=request.id,
+            id=_id_of(request),
             headers=request.headers or {},
             body={"args": list(args), "kwargs": dict(kwargs)},
             raw=request,
@@ -369,14 +388,24 @@ def _request_of_message(task: Any) -> Any:
     return None
 
 
-def _arguments(name: str, run: Callable[..., Any], *, in_transaction: bool) -> Arguments:
+def _id_of(request: Any) -> str:
+    """Return the id of a task; one that has replaced itself goes on as another operation."""
+    # `self.replace` sends a task with the same id while the one that it replaces still runs. What
+    # follows in a chain has the same mark, and an id of its own.
+    nesting = request.replaced_task_nesting
+    if nesting and request.parent_id == request.id:
+        return f"{request.id}:{nesting}"
+    return cast("str", request.id)
+
+
+def _signature(name: str, run: Callable[..., Any], *, in_transaction: bool) -> inspect.Signature:
     """Read the parameters of a task; the session of a transaction is none of them."""
     try:
         signature = inspect.signature(run)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the parameters of {name} cannot be read: {error}") from error
     parameters = list(signature.parameters.values())
-    return Arguments(name, signature.replace(parameters=parameters[1 if in_transaction else 0 :]))
+    return signature.replace(parameters=parameters[1 if in_transaction else 0 :])
 
 
 def _handler(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -392,10 +421,18 @@ def _handler(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _name_callbacks(request: Any) -> None:
     """Give the tasks of `link=` an id: each delivery sends them, and they are the same tasks."""
-    for number, callback in enumerate(request.callbacks or ()):
-        options = callback.get("options")
-        if options is not None and not callback.get("subtask_type"):
-            options.setdefault("task_id", str(uuid5(NAMESPACE_OID, f"{request.id}:{number}")))
+    # Copies: in a program that is always eager, these are its own signatures.
+    request.callbacks = [
+        _with_id(callback, f"{_id_of(request)}:{number}")
+        for number, callback in enumerate(request.callbacks or ())
+    ]
+
+
+def _with_id(callback: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    options = callback.get("options")
+    if options is None or callback.get("subtask_type"):
+        return callback
+    return {**callback, "options": {"task_id": str(uuid5(NAMESPACE_OID, name)), **options}}
 
 
 def _check(instance: Any, **_: Any) -> None:
