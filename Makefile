@@ -7,8 +7,9 @@
 #   CI=true             a server that cannot be had is a failure, not a skipped test
 
 VENV ?= .venv
-# Half of its time a test waits, for a lease to end or a server to start: four share two cores well.
-JOBS ?= 4
+# More than half of its time a test waits, for a lease to end or a server to start: five of them keep
+# two cores busy.
+JOBS ?= 5
 ARGS ?=
 # What only a race would reach has a test that brings the race about: no run depends on luck.
 COVERAGE_MIN ?= 100
@@ -27,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test test-lowest quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions soak-queues simulate fuzz-http
+.PHONY: help setup demo servers test test-more test-lowest quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions soak-queues simulate fuzz-http
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -58,11 +59,14 @@ servers: $(READY)  ## find or install the servers that the tests talk to
 # (tests/conftest.py), which the plugin would sort by the number of their tests.
 SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-test: servers  ## run every test, and insist on the coverage of the core, engines and stores
+test: servers  ## run the tests, and insist on the coverage of the core, engines and stores
 	$(RUN) coverage erase
 	$(RUN) coverage run -m pytest $(SHARED) $(ARGS)
 	$(RUN) coverage combine --quiet
 	$(RUN) coverage report --include='$(COVERED)' --omit='src/semel/testing/*' --precision=2 --fail-under=$(COVERAGE_MIN)
+
+test-more: servers  ## run all tests, in half an hour: also those of which `make test` runs only some
+	SEMEL_ALL_TESTS=yes $(RUN) pytest $(SHARED) --session-timeout=2400 $(ARGS)
 
 # What the versions of drivers and frameworks can change. A session limit bounds it to 20 minutes.
 LOWEST_TESTS ?= tests/contract tests/core tests/stores tests/adapters tests/web tests/faults tests/transactions tests/observe tests/schedules

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from measuring import measure_without_lock
+from measuring import measure_without_lock, not_measured
+from selecting import ALL, left_for_more
 from servers.mariadb import MariaDBServer, mariadb_server
 from servers.postgres import PostgresServer, postgres_server
 from servers.rabbitmq import RabbitMQServer, VirtualHost, rabbitmq_server
@@ -27,7 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # One core may be busy with another worker: time says nothing about correctness here.
 unhurried = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("ci", derandomize=True, **unhurried)
+some = 100 if os.environ.get(ALL) else 50
+settings.register_profile("ci", derandomize=True, max_examples=some, **unhurried)
 settings.register_profile("fuzz", max_examples=20_000, **unhurried)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -57,8 +59,12 @@ LONGEST = (
 """Files of few tests that take long. Workers share files: one that began last would be left alone."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, and then with those of the most tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave some to `make test-more`, and begin with the longest files."""
+    left = left_for_more(config, items)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     count = Counter(item.path for item in items)
     longest = {ROOT / "tests" / name for name in LONGEST}
     items.sort(key=lambda item: (item.path not in longest, -count[item.path]))
@@ -74,6 +80,13 @@ def project() -> Path:
 def nothing_left_open() -> Iterator[None]:
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="module", name="not_measured")
+def _not_measured() -> Iterator[None]:
+    """For modules that cost much and reach no line that others do not: see `measuring`."""
+    with not_measured():
+        yield
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ import pytest
 
 from adapters.session_kills import KILLED, Till
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 KILLS = 5
 """For each database and kind of endpoint: twenty on each database."""
 

@@ -15,7 +15,10 @@ import pytest
 
 from servers import mariadb, postgres, rabbitmq, redis
 
-pytestmark = pytest.mark.timeout(300)  # some start a dozen processes, on a machine that is busy
+pytestmark = [
+    pytest.mark.timeout(300),  # some start a dozen processes, on a machine that is busy
+    pytest.mark.usefixtures("not_measured"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,6 +13,8 @@ from semel.stores.memory import MemoryStore
 from semel.testing import FakeClock, StoreContract, StoreDriver
 from semel.testing.contract.given import fail
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 CAUGHT_BY = [
     (
         broken.CompleteIgnoresTheOwner,

@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
+        time.sleep(0.001)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -30,10 +30,20 @@ from semel.engine.colours.leaders import Leaders
 from semel.errors import IdempotencyError
 from semel.stores.sql.errors import Deadline
 
+pytestmark = pytest.mark.usefixtures("not_measured")
 
-@pytest.fixture(params=["memory", "redis"])
+
+@pytest.fixture
 def url(request) -> str:
     return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
+
+
+STRIKES = [
+    ("memory", KeyboardInterrupt),
+    ("redis", TimeLimit),
+    pytest.param("memory", TimeLimit, marks=pytest.mark.more),
+    pytest.param("redis", KeyboardInterrupt, marks=pytest.mark.more),
+]
 
 
 LEASE = Policy(lease=3)
@@ -305,7 +315,7 @@ def strike_everywhere(  # noqa: PLR0917 - each test says all of it
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.fault(44)
-@pytest.mark.parametrize("kind", [TimeLimit, KeyboardInterrupt])
+@pytest.mark.parametrize(("url", "kind"), STRIKES, indirect=["url"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_struck_at_any_step_a_call_leaves_nothing_behind(idem, scenario, kind):
     strike_everywhere(idem, scenario, kind, ("call", "line", "return"), check_nothing_is_left)

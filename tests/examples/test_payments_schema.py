@@ -10,6 +10,8 @@ import pytest
 
 from examples_given import payments
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 FRESH_KEYS = Path(__file__).with_name("fresh_keys.py")
 
 

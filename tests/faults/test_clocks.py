@@ -18,6 +18,8 @@ from engines.facade import Effect, World, never
 from semel import ConcurrentRequest, Policy
 from semel.core.records import State
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 fault = pytest.mark.fault
 
 HOUR = 3600.0

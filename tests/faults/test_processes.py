@@ -15,6 +15,8 @@ import pytest
 
 from faults.children import child
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 KEYS = 50
 EXECUTIONS = 200
 SURVIVORS = 2

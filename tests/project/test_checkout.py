@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 PLACE_OF_A_MACHINE = re.compile(rb"(?<![\w.~-])/(?:work|root|farm|home/\w+|Users/\w+)/")
 REGISTRY = re.compile(rb"index[-]url|registry[.]npmjs|pypi[.]org/simple|files[.]pythonhosted")
 

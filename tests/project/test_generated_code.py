@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 PROJECT = Path(__file__).parents[2]
 
 

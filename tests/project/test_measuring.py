@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import NoneType
 
 import pytest
 from coverage import Coverage
 
-from measuring import unmeasured
+from measuring import not_measured, unmeasured
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -57,10 +58,52 @@ def test_the_tests_themselves_are_measured_without_lock():
     measuring = Coverage.current()
     if measuring is None:
         pytest.skip("nobody measures them now")
-    assert measuring._collector.data_lock is None
+    collector = measuring._collector
+    assert collector.data_lock is None
+    assert {tracer.lock_data for tracer in (collector, *collector.tracers)} == {NoneType}
 
 
 def test_a_program_can_be_started_that_nobody_measures(monkeypatch):
     monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", "{}")
     assert "COVERAGE_PROCESS_CONFIG" not in unmeasured()
     assert unmeasured()["PATH"] == os.environ["PATH"]
+
+
+MEASURED = """
+import sys
+from coverage import Coverage
+
+measuring = Coverage(data_file=None, source_pkgs=["semel"], config_file=False)
+measuring.start()
+sys.path.insert(0, sys.argv[1])
+from measuring import not_measured
+import semel.guards as before
+with not_measured():
+    import semel.observe.tally as meanwhile
+import semel.repair as later
+measuring.stop()
+data = measuring.get_data()
+print(*(bool(data.lines(module.__file__)) for module in (before, meanwhile, later)))
+"""
+
+
+def test_what_is_not_measured_leaves_what_was_and_what_comes_later():
+    ran = subprocess.run(
+        [sys.executable, "-c", MEASURED, TESTS],
+        env=unmeasured(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "True False True\n"
+
+
+def test_programs_that_are_started_meanwhile_are_not_measured_either(monkeypatch):
+    if Coverage.current() is None:
+        pytest.skip("nobody measures the tests now")
+    monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", "{}")
+    with not_measured():
+        assert "COVERAGE_PROCESS_CONFIG" not in os.environ
+    assert os.environ["COVERAGE_PROCESS_CONFIG"] == "{}"

@@ -26,6 +26,8 @@ from semel.core import judge
 from semel.core.attempts import Leases
 from semel.engine.outcomes import Outcomes
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 STEPS = 50
 
 COMMON = {

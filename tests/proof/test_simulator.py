@@ -15,11 +15,14 @@ from proof.sim.regressions import REGRESSIONS
 from proof.sim.shrinking import shrink
 from proof.sim.world import World, simulating
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 SEEDS = 1000
 PARTS = 10
+FEW = [*range(4), *(pytest.param(part, marks=pytest.mark.more) for part in range(4, PARTS))]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", FEW)
 def test_a_simulated_history_has_no_violation(part):
     size = SEEDS // PARTS
     with simulating() as live:

@@ -16,6 +16,8 @@ from semel.stores.urls import open_async_store, open_store
 from semel.testing import FakeClock, StoreDriver
 from stores.postgres_given import always_in_batches
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 SECONDS_A_MACHINE_MAY_STALL = 40.0
 """Less than half of the smallest lease, so that a wrong lease is told from a slow machine."""
 

@@ -59,12 +59,14 @@ class TestAsyncMySQL(OnMariaDB):
         return AsyncMySQLStore(f"{empty}?table=order")
 
 
+@pytest.mark.more(one_of=4)
 class TestAsyncMySQLWithoutBatching(OnMariaDB):
     @pytest.fixture
     def store(self, empty):
         return AsyncMySQLStore(f"{empty}?batching=off")
 
 
+@pytest.mark.more(one_of=4)
 class TestMySQLOnGivenConnections(OnMariaDB):
     """They take one statement at a time and have defaults of their own."""
 

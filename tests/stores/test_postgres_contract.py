@@ -63,6 +63,7 @@ class TestAsyncPostgresInBatches(OnPostgres):
         return always_in_batches(AsyncPostgresStore(database, prefix=prefix))
 
 
+@pytest.mark.more(one_of=4)
 class TestAsyncPostgresWithoutBatches(OnPostgres):
     """With psycopg: asyncpg has no keepalives."""
 
@@ -71,6 +72,7 @@ class TestAsyncPostgresWithoutBatches(OnPostgres):
         return AsyncPostgresStore(database, prefix=prefix, batching="off", keepalives="1")
 
 
+@pytest.mark.more(one_of=4)
 class TestAsyncPostgresBatchesInPartitions(OnPostgres):
     table = "in_partitions"
 
@@ -80,6 +82,7 @@ class TestAsyncPostgresBatchesInPartitions(OnPostgres):
         return always_in_batches(AsyncPostgresStore(database, prefix=prefix, **options))
 
 
+@pytest.mark.more(one_of=4)
 class TestPostgresInPartitions(OnPostgres):
     table = "in_partitions"
 
@@ -88,6 +91,7 @@ class TestPostgresInPartitions(OnPostgres):
         return PostgresStore(database, prefix=prefix, table="in_partitions", partitions=4)
 
 
+@pytest.mark.more(one_of=4)
 class TestPostgresWithAGivenConnection(OnPostgres):
     @pytest.fixture
     def store(self, database, prefix):
@@ -95,6 +99,7 @@ class TestPostgresWithAGivenConnection(OnPostgres):
             yield PostgresStore(connection=connection, prefix=prefix)
 
 
+@pytest.mark.more(one_of=4)
 class TestPostgresWithAGivenPoolThatIsSerializable(OnPostgres):
     """The application's pool, not in autocommit, under the strictest isolation."""
 
@@ -105,6 +110,7 @@ class TestPostgresWithAGivenPoolThatIsSerializable(OnPostgres):
             yield PostgresStore(pool=pool, prefix=prefix)
 
 
+@pytest.mark.more(one_of=4)
 class TestAsyncPostgresBehindPgbouncer(OnPostgres):
     @pytest.fixture
     def store(self, bouncer, prefix):

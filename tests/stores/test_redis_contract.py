@@ -66,6 +66,7 @@ class TestAsyncRedis(OnRedis):
         return open_async_store(redis_url)
 
 
+@pytest.mark.more(one_of=4)
 class TestValkey(OnRedis):
     @pytest.fixture
     def server(self, valkey):
@@ -88,6 +89,7 @@ class TestCluster(OnRedis):
         return open_store(cluster.url)
 
 
+@pytest.mark.more(one_of=4)
 class TestAsyncCluster(OnRedis):
     @pytest.fixture
     def server(self, cluster):

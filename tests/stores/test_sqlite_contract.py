@@ -44,6 +44,7 @@ class TestSQLite(WithFakeClock):
         return SQLiteStore(path, clock=clock)
 
 
+@pytest.mark.more(one_of=4)
 class TestSQLiteByTheHostsClock(StoreContract):
     """On a table whose name is a word of SQL."""
 
@@ -66,6 +67,7 @@ class TestAsyncSQLite(WithFakeClock):
         return AsyncSQLiteStore(path, clock=clock)
 
 
+@pytest.mark.more(one_of=4)
 class TestSQLiteOnAGivenConnection(WithFakeClock):
     @pytest.fixture
     def store(self, path, clock):

@@ -41,12 +41,14 @@ def options(behind) -> dict[str, Any]:
     return {"behind": behind, "prefix": os.urandom(8).hex(), "front_timeout": PATIENT}
 
 
+@pytest.mark.more(one_of=3)
 class TestTiered(StoreContract):
     @pytest.fixture
     def store(self, redis_url, options):
         return open_store(redis_url, **options)
 
 
+@pytest.mark.more(one_of=3)
 class TestAsyncTiered(StoreContract):
     @pytest.fixture
     def store(self, redis_url, options):

@@ -13,6 +13,8 @@ import semel.testing
 from semel.errors import ConfigError
 from semel.testing import FakeClock
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 
 def python(code, *args, cwd):
     return subprocess.run(

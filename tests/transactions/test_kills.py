@@ -27,6 +27,8 @@ from transactions.transfers import (
     transfer,
 )
 
+pytestmark = pytest.mark.usefixtures("not_measured")
+
 fault = pytest.mark.fault
 
 KILLS = 20
