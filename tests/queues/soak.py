@@ -38,7 +38,7 @@ DUPLICATES = 0.3
 BACKLOG = 200
 """Messages that wait in a queue, at most: while some do, a kill meets work."""
 SETTINGS: dict[str, Any] = {"prefetch": 10, "lease": 5, "max_attempts": None}
-"""A message may meet many kills, and ten of them meet one that comes to aio-pika."""
+"""A message may meet any number of kills. A worker of aio-pika handles ten messages at a time."""
 PAUSES = (0.05, 1.0)
 """Seconds between two kills of a run."""
 
@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 class Run:
-    """Messages for the workers of two frameworks, and somebody who kills these."""
+    """Messages for the workers of two frameworks, which are killed meanwhile."""
 
     def __init__(self, deployed: list[Deployment], messages: int, deadline: float) -> None:
         self._deployed = deployed
@@ -69,7 +69,8 @@ class Run:
     def run(self) -> None:
         """Send and kill until all messages are sent, then let the workers finish."""
         producers = [
-            threading.Thread(target=self._guarded, args=(self._send, one)) for one in self._deployed
+            threading.Thread(target=self._guarded, args=(self._send, one), daemon=True)
+            for one in self._deployed
         ]
         for producer in producers:
             producer.start()
