@@ -362,6 +362,28 @@ async def test_a_channel_that_is_closed_ends_the_consumer(broker, idem):
         await running
 
 
+async def test_a_consumer_that_was_stopped_does_not_begin_again(broker, queue, idem):
+    consumer = aio_pika.once(idem, Handler(), consumer="mailer")
+    consumer.stop()
+    assert await consumer.run(queue)
+    assert broker.host.consumers("orders") == 0
+
+
+async def test_a_cancelled_run_leaves_its_messages_to_drain(broker, queue, idem):
+    go = asyncio.Event()
+    handle = Handler(wait=go)
+    broker.publish()
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    running = asyncio.create_task(consumer.run(queue))
+    await handle.began.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    go.set()
+    assert await consumer.drain()
+    await until(lambda: broker.host.depth("orders") == (0, 0))
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 

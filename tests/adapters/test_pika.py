@@ -441,6 +441,36 @@ def test_another_thread_stops_a_consumer(broker, idem):
     assert "main thread" in problems[0]
 
 
+def test_what_ended_with_its_connection_is_not_waited_for(broker, worker, idem):
+    began, go = threading.Event(), threading.Event()
+
+    def handle(message):
+        began.set()
+        go.wait(PATIENCE)
+
+    broker.publish()
+    consumer = pika.once(idem, handle, consumer="mailer")
+    worker.channel.basic_consume("orders", consumer)
+    worker.events(began.is_set)
+    go.set()
+    (work,) = consumer._works
+    while not work.handled:
+        time.sleep(0.01)
+    worker.close()
+    again = Worker(broker)
+    assert consumer.drain(again.channel)
+    again.close()
+
+
+def test_a_consumer_that_was_stopped_does_not_begin_again(broker, worker, idem):
+    broker.publish()
+    consumer = pika.once(idem, print, consumer="mailer")
+    consumer.stop()  # as a signal may do while the connection is lost
+    worker.channel.basic_consume("orders", consumer)
+    assert consumer.run(worker.channel)
+    assert broker.host.consumers("orders") == 0
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 

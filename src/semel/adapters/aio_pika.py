@@ -220,7 +220,7 @@ class AioPikaConsumer:
         await self._settle(_cancel_consumer(message))
 
     def stop(self) -> None:
-        """Let `run` end; may be called by a signal handler of the event loop."""
+        """Let `run` end, this one and every other; for signal handlers of the event loop."""
         self._stop.set()
 
     async def run(
@@ -240,15 +240,16 @@ class AioPikaConsumer:
             raise self._error
         if self._rules.queue is None:
             self._rules.queue = queue.name
-        self._stop.clear()
         with _received(signals, self.stop):
             tag = await queue.consume(self)
             stopped = asyncio.ensure_future(self._stop.wait())
             closed = asyncio.ensure_future(queue.channel.closed())
-            await asyncio.wait((stopped, closed), return_when=asyncio.FIRST_COMPLETED)
-            lost = closed.done()
-            stopped.cancel()
-            closed.cancel()
+            try:
+                await asyncio.wait((stopped, closed), return_when=asyncio.FIRST_COMPLETED)
+                lost = closed.done()
+            finally:
+                stopped.cancel()
+                closed.cancel()
         self._draining = True
         if not lost:
             await self._settle(_cancel(queue, tag))

@@ -131,6 +131,12 @@ class _Work(Struct, eq=False):
     received: Received
     delivery: Delivery
     _begin: threading.Lock
+    handled: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more can be done: its connection was lost with the callback for its end."""
+        return self.handled and not self.channel.is_open
 
     def begin(self) -> bool:
         """Take it, to handle it or to give it back; False = that is done already."""
@@ -201,6 +207,7 @@ class PikaConsumer:
             ended = self._handled.handle(message, message)
         except BaseException as error:  # noqa: BLE001 - it is raised on pika's thread
             self._error = ended = error
+        work.handled = True
         try:
             work.channel.connection.add_callback_threadsafe(partial(self._ended, work, ended))
         except ConnectionWrongStateError:
@@ -249,7 +256,7 @@ class PikaConsumer:
     # --- the end ------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let `run` end; may be called by a signal handler and by any thread."""
+        """Let `run` end, this one and every other; for signal handlers and any thread."""
         self._stop.set()
 
     def run(
@@ -264,7 +271,6 @@ class PikaConsumer:
         Those that are handled get `grace` seconds to end; False = some did not. Raises what stops
         the consumer. Signals are received in the main thread only: give none elsewhere.
         """
-        self._stop.clear()
         with _received(signals, self.stop):
             self._look(channel)
             channel.start_consuming()
@@ -288,15 +294,19 @@ class PikaConsumer:
                 self._works.discard(work)
                 work.give_back()
         deadline = time.monotonic() + grace
-        while self._works and (left := deadline - time.monotonic()) > 0:
+        while self._running() and (left := deadline - time.monotonic()) > 0:
             channel.connection.process_data_events(min(left, 1.0))
-        if self._works:
+        if self._running():
             logger.warning(
                 "%d messages are still handled after %g s: they are not acknowledged "
                 "[consumer=%s]",
                 len(self._works), grace, self._handled.rules.consumer,
             )  # fmt: skip
         return not self._works
+
+    def _running(self) -> bool:
+        self._works.difference_update([work for work in list(self._works) if work.is_over])
+        return bool(self._works)
 
 
 class _Publisher:
