@@ -41,6 +41,13 @@ async def test_so_does_a_task():
     assert not shared.lead("place", ME)
 
 
+def test_an_execution_that_has_ended_ends_again_without_effect():
+    leaders = Leaders()
+    assert leaders.lead("place", ME)
+    leaders.end("place", FINISHED)
+    assert tuple(leaders.end("place", FINISHED)) == ()
+
+
 class LeavingLeader(Leaders[object]):
     """The leader leaves right after somebody has seen that there is one."""
 

@@ -25,7 +25,14 @@ from semel.core.records import (
     TouchRequest,
 )
 from semel.errors import InvalidKey, StoreError, StoreFull
-from semel.stores.base import CountRequest, PurgeRequest, ScanRequest, StuckRequest
+from semel.stores.base import (
+    AsyncStore,
+    CountRequest,
+    PurgeRequest,
+    ScanRequest,
+    Store,
+    StuckRequest,
+)
 from semel.stores.urls import open_async_store, open_store
 
 OWNER, OTHER = b"owner-------", b"other-------"
@@ -152,3 +159,28 @@ def test_the_error_of_a_member_is_its_own(kind):
 def test_no_request_changes_or_removes_an_entry_of_the_audit_trail(kind):
     with pytest.raises(InvalidKey, match="reserved for the audit trail"):
         kind(Identity(AUDIT_SCOPE, "audit-1"))
+
+
+class Full(Store):
+    """A store that has only `send`."""
+
+    def send(self, requests):
+        return [StoreFull("no space") for _ in requests]
+
+    def close(self):
+        """Nothing was opened."""
+
+
+class AsyncFull(AsyncStore):
+    async def send(self, requests):
+        return Full().send(requests)
+
+    async def close(self):
+        """Nothing was opened."""
+
+
+async def test_the_error_of_one_request_is_raised_by_a_store_that_only_sends():
+    with pytest.raises(StoreFull):
+        Full().ask(claim("a"))
+    with pytest.raises(StoreFull):
+        await AsyncFull().ask(claim("a"))
