@@ -415,6 +415,90 @@ def test_what_runs_after_the_time_of_grace_is_not_acknowledged(broker, worker, i
     go.set()
 
 
+@pytest.fixture
+def soon(monkeypatch):
+    """Connections are made again at once."""
+    monkeypatch.setattr(pika, "_RECONNECT", (0.05,))
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("lost", ["connection", "channel", "consumer"])
+def test_a_consumer_connects_again_and_a_handler_goes_on_meanwhile(broker, idem, lost, caplog):
+    effects, channels = [], []
+
+    def connect():
+        channels.append(broker.connect().channel())
+        channels[-1].basic_consume("orders", consumer)
+        return channels[-1]
+
+    def handle(message):
+        channel = channels[-1]
+        if lost == "connection":
+            broker.host.server.close_connections()
+        elif lost == "channel":  # what RabbitMQ closes a channel for, as consumer_timeout is
+            channel.connection.add_callback_threadsafe(lambda: channel.basic_ack(99))
+        else:
+            channel.connection.add_callback_threadsafe(channel.stop_consuming)
+        while len(channels) < 2:
+            time.sleep(0.01)
+        effects.append(message.id)
+        consumer.stop()
+
+    broker.publish()
+    consumer = pika.once(idem, handle, consumer="mailer", policy=Policy(lease=1))
+    assert consumer.run(connect)
+    assert effects == ["m-1"]
+    assert ("connection to RabbitMQ is lost" in caplog.text) is (lost != "consumer")
+    assert consumer._works == set()
+    channels[-1].connection.close()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_signal_while_the_broker_is_away_lets_the_handler_end(broker, idem):
+    effects, tried = [], []
+
+    def connect():
+        tried.append(1)
+        if len(tried) != 2:
+            raise AMQPConnectionError("the broker is away")
+        channel = broker.connect().channel()
+        channel.basic_consume("orders", consumer)
+        return channel
+
+    def handle(message):
+        broker.host.server.close_connections()
+        while len(tried) < 3:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        effects.append(message.id)
+
+    broker.publish("m-1")
+    consumer = pika.once(idem, handle, consumer="mailer")
+    assert consumer.run(connect)
+    assert effects == ["m-1"]
+
+
+def test_messages_of_lost_connections_do_not_hold_up_the_end(broker, worker, idem):
+    began, go = threading.Event(), threading.Event()
+
+    def handle(message):
+        began.set()
+        go.wait(PATIENCE)
+
+    broker.publish()
+    consumer = pika.once(idem, handle, consumer="mailer")
+    worker.channel.basic_consume("orders", consumer)
+    worker.events(began.is_set)
+    (work,) = consumer._works
+    go.set()
+    while not work.handled:
+        time.sleep(0.01)
+    worker.close()  # before pika's thread could carry out what became of it
+    again = Worker(broker)
+    assert consumer.drain(again.channel, grace=PATIENCE)
+    again.close()
+
+
 def test_another_thread_stops_a_consumer(broker, idem):
     ended, ready, problems = [], threading.Event(), []
     consumer = pika.once(idem, print, consumer="mailer")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, Final, Literal, NamedTuple, assert_never
 
 from msgspec import Struct
@@ -43,10 +44,18 @@ from semel.sync import Idempotency
 
 with Needed("semel[pika]", by=__name__):
     from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-    from pika.exceptions import AMQPChannelError, ChannelWrongStateError, ConnectionWrongStateError
+    from pika.exceptions import (
+        AMQPChannelError,
+        AMQPError,
+        ChannelWrongStateError,
+        ConnectionWrongStateError,
+    )
     from pika.spec import Basic, BasicProperties
 
 __all__ = ["PikaConsumer", "Received", "once", "properties"]
+
+_RECONNECT: Final = (1.0, 2.0, 5.0, 10.0)
+"""Seconds between two connections; the last of them from then on."""
 
 _LOOK: Final = 0.2
 """Seconds between two looks at whether the consumer has to stop: a signal must not take locks."""
@@ -261,20 +270,50 @@ class PikaConsumer:
 
     def run(
         self,
-        channel: BlockingChannel,
+        channel: BlockingChannel | Callable[[], BlockingChannel],
         *,
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
         grace: float = 30.0,
     ) -> bool:
         """Consume from `channel` until `stop` or one of these `signals`; then `drain`.
 
-        Those that are handled get `grace` seconds to end; False = some did not. Raises what stops
-        the consumer. Signals are received in the main thread only: give none elsewhere.
+        `channel` may be a function that connects and returns a channel that consumes: it is called
+        again when the connection is lost. Those that are handled get `grace` seconds to end; False
+        = some did not. Raises what stops the consumer. Signals are received in the main thread
+        only: give none elsewhere.
         """
+        if isinstance(channel, BlockingChannel):
+            with _received(signals, self.stop):
+                self._consume(channel)
+            return self.drain(channel, grace=grace)
         with _received(signals, self.stop):
-            self._look(channel)
-            channel.start_consuming()
-        return self.drain(channel, grace=grace)
+            return self._consume_again(channel, grace)
+
+    def _consume_again(self, connect: Callable[[], BlockingChannel], grace: float) -> bool:
+        """Consume, and connect again whenever the connection or the channel is lost."""
+        channel, pauses = None, chain(_RECONNECT, repeat(_RECONNECT[-1]))
+        while not self._stop.is_set():
+            try:
+                channel = connect()
+                pauses = chain(_RECONNECT, repeat(_RECONNECT[-1]))
+                self._consume(channel)
+                if self._stop.is_set():
+                    return self.drain(channel, grace=grace)
+            except (AMQPError, OSError) as error:
+                logger.warning(
+                    "the connection to RabbitMQ is lost or was not made: %s [consumer=%s]",
+                    error or type(error).__name__,
+                    self._handled.rules.consumer,
+                )
+            if channel is not None:  # perhaps only the channel is gone
+                with suppress(AMQPError):
+                    channel.connection.close()
+            self._stop.wait(next(pauses))
+        return self._wait_for_end(grace, time.sleep)
+
+    def _consume(self, channel: BlockingChannel) -> None:
+        self._look(channel)
+        channel.start_consuming()
 
     def _look(self, channel: BlockingChannel) -> None:
         if self._stop.is_set():
@@ -289,13 +328,17 @@ class PikaConsumer:
         not acknowledged (False): it goes back when the connection is closed.
         """
         channel.stop_consuming()
+        return self._wait_for_end(grace, channel.connection.process_data_events)
+
+    def _wait_for_end(self, grace: float, wait: Callable[[float], object]) -> bool:
+        """Give back what has not begun, and wait for the rest."""
         for work in list(self._works):
             if work.begin():
                 self._works.discard(work)
                 work.give_back()
         deadline = time.monotonic() + grace
         while self._running() and (left := deadline - time.monotonic()) > 0:
-            channel.connection.process_data_events(min(left, 1.0))
+            wait(min(left, _LOOK))
         if self._running():
             logger.warning(
                 "%d messages are still handled after %g s: they are not acknowledged "
