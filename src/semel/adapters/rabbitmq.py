@@ -143,7 +143,7 @@ class RabbitRules:
         self.consumer = queue if consumer is None else consumer
         self.queue = queue
         self.dead_letters = dead_letters
-        self._kind = delay_queues
+        self._kind: DelayQueues = delay_queues
 
     def received(
         self,
