@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import signal
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-from celery import Celery, Task, chord
+from celery import Celery, Task, chord, signals
 from celery.app.trace import trace_task
 from celery.backends import cache
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.worker.request import Request
 
 from semel import Idempotency, Policy, current_attempt, open_store
+from semel.adapters import celery as adapter
 from semel.adapters import celery_worker
 from semel.adapters.celery import task_class
 from semel.adapters.celery_worker import counts_chord_parts_twice, problems, request_class
@@ -38,8 +40,10 @@ from semel.errors import (
     NestedCall,
     OutcomeUnknown,
     PayloadMismatch,
+    ResultUnavailable,
 )
-from semel.events import ResultNotStored
+from semel.events import ResultNotStored, logger
+from semel.messages import SOONEST, Message
 from semel.testing import FaultyStore, Refuse
 
 NOW = {"max_retries": 2, "countdown": 0}
@@ -63,13 +67,13 @@ class Shop(Celery):
         return super().task(*args, **{**options, "shared": False})
 
 
-def application(idem, *, broker="memory://", **options) -> Celery:
+def application(idem, *, broker="memory://", backend="cache+memory://", **options) -> Celery:
     cache._DUMMY_CLIENT_CACHE.clear()
     shop = Shop(
         "shop",
         task_cls=task_class(idem, **options),
         broker=broker,
-        backend="cache+memory://",
+        backend=backend,
         set_as_current=False,
     )
     shop.conf.task_publish_retry = False
@@ -734,7 +738,31 @@ def test_the_setting_of_the_task_counts_where_the_message_says_nothing_of_its_re
     assert again.headers["ignore_result"] is True
 
 
-def test_a_message_that_cannot_be_sent_again_stays(idem, ran):
+def test_a_message_is_sent_again_with_its_own_serializer(idem, shop, ran):
+    shop.conf.accept_content = ["json", "pickle"]
+    charge = ran.task(shop, idempotent={"payload": lambda order: None})
+    charge.apply_async(({1, 2},), serializer="pickle")
+    (sent,) = messages(shop)
+    assert "content_type" not in sent.properties  # as it is with RabbitMQ
+    sent.accept = {sent.content_type}
+    request = charge.Request(sent, app=shop, task=charge).request_dict
+    with held_elsewhere(idem, charge, "message-1"):
+        assert delivered(charge, {1, 2}, properties=request["properties"]).state == "IGNORED"
+    (again,) = messages(shop)
+    again.accept = {sent.content_type}
+    assert list(again.payload[0]) == [{1, 2}]
+
+
+def test_a_message_that_cannot_be_encoded_does_not_come_at_once(idem, shop, ran, pauses):
+    charge = ran.task(shop, idempotent={"payload": lambda order: None})
+    with held_elsewhere(idem, charge, "message-1"):
+        info = delivered(charge, {1, 2})
+    assert info.state == "REJECTED"
+    assert info.retval.requeue
+    assert pauses == [SOONEST]
+
+
+def test_a_message_that_cannot_be_sent_again_stays(idem, ran, pauses):
     shop = application(idem, broker="amqp://127.0.0.1:1")
     charge = ran.task(shop, idempotent={"payload": lambda order: None}, autoretry_for=(Exception,))
     with held_elsewhere(idem, charge, "message-1"):
@@ -743,7 +771,7 @@ def test_a_message_that_cannot_be_sent_again_stays(idem, ran):
     assert info.retval.requeue
 
 
-def test_a_full_queue_uses_up_no_retries(idem, shop, ran, monkeypatch):
+def test_a_full_queue_uses_up_no_retries(idem, shop, ran, pauses, monkeypatch):
     charge = ran.task(shop, idempotent={"payload": lambda order: None}, autoretry_for=(Exception,))
     connect = shop.connection_for_write
 
@@ -796,19 +824,142 @@ def test_a_message_whose_result_was_never_stored_stays(monkeypatch):
     assert info.retval.requeue
 
 
+def test_a_soft_time_limit_while_a_result_waits_for_the_store_is_no_failure(monkeypatch, ran):
+    monkeypatch.setattr(outcomes, "SAVE_FOR", 0.02)
+    monkeypatch.setattr(runs, "CLOSING_LOOK", 0.05)
+    store = FaultyStore(open_store("memory://"))
+    idem = Idempotency(store)
+    shop = application(idem)
+    charge = ran.task(shop, result="paid", idempotent=True, autoretry_for=(Exception,))
+    store.inject("complete", Refuse(), times=1000)
+
+    def exceeded(*args):
+        raise SoftTimeLimitExceeded
+
+    def is_waiting(record):
+        if "acknowledged when its record is stored" in record.getMessage():
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        return True
+
+    before = signal.signal(signal.SIGALRM, exceeded)
+    logger.addFilter(is_waiting)
+    try:
+        info = delivered(charge, 7)
+    finally:
+        logger.removeFilter(is_waiting)
+        signal.signal(signal.SIGALRM, before)
+        store.heal()
+        idem.close()
+    assert info.state == "IGNORED"
+    (again,) = messages(shop)
+    assert (again.headers["id"], again.headers["retries"]) == ("message-1", 0)
+
+
 # --- results, chords and what is linked --------------------------------------------------------
 
 
-def test_a_result_that_is_not_kept_leaves_the_first_one_alone(shop, ran, caplog):
+def test_a_result_that_is_not_kept_leaves_the_first_one_alone(shop, ran):
     charge = ran.task(shop, result="paid", idempotent={"policy": Policy(duplicate="reject")})
     assert delivered(charge, 7) == "paid"
-    with caplog.at_level(logging.WARNING, "semel"):
-        assert delivered(charge, 7).state == "IGNORED"
-        assert not caplog.records
-        assert delivered(charge, 7, chain=[charge.s()]).state == "IGNORED"
-    assert "is not sent again" in caplog.text
+    assert delivered(charge, 7).state == "IGNORED"
     assert shop.AsyncResult("message-1").result == "paid"
     assert ran == [7]
+
+
+REDELIVERED = {"delivery_info": {"redelivered": True}}
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """How long the task has waited in its place, for nothing."""
+    waited: list[float] = []
+    monkeypatch.setattr(adapter, "sleep", waited.append)
+    return waited
+
+
+@pytest.fixture
+def guarded(shop, ran, pauses):
+    return ran.task(shop, result="paid", idempotent={"policy": Policy(duplicate="reject")})
+
+
+def done(task):
+    """Handle a message in a process that ends before Celery has its value."""
+    message = Message(id="message-1", body={"args": [7], "kwargs": {}})
+    task.semel_delivery.consumer.handle(message, ((7,), {}))
+
+
+@pytest.mark.parametrize("request_", [{"chain": True}, {"callbacks": True}, REDELIVERED])
+def test_a_value_that_only_celery_has_goes_to_what_waits_for_it(shop, guarded, ran, request_):
+    @shop.task(name="mail")
+    def mail(result): ...
+
+    assert delivered(guarded, 7) == "paid"
+    linked = {name: [dict(mail.s())] if each is True else each for name, each in request_.items()}
+    assert delivered(guarded, 7, **linked) == "paid"
+    sent = [message.payload[0] for message in messages(shop)]
+    assert sent == [] if request_ is REDELIVERED else [["paid"]]
+    assert ran == [7]
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_value_that_was_lost_with_its_worker_is_a_failure(guarded, ran, ignored, caplog):
+    done(guarded)
+    following = dict(guarded.s().set(task_id="message-2"))
+    linked = {"chain": [following], "ignore_result": True} if ignored else {}
+    info = delivered(guarded, 7, **REDELIVERED, **linked)
+    assert info.state == "FAILURE"
+    assert isinstance(info.retval, ResultUnavailable)
+    assert "its value is lost" in caplog.text
+    assert ran == [7]
+
+
+def test_a_result_that_is_about_to_be_stored_is_waited_for(shop, guarded, ran, monkeypatch):
+    done(guarded)
+    store = partial(shop.backend.store_result, "message-1", "paid", "SUCCESS")
+    monkeypatch.setattr(adapter, "sleep", lambda seconds: store() if seconds else None)
+    assert delivered(guarded, 7, **REDELIVERED) == "paid"
+
+
+def test_a_chord_does_not_wait_for_a_value_that_is_not_kept(idem, ran, pauses, tmp_path):
+    shop = application(idem, backend=f"db+sqlite:///{tmp_path}/results.db")
+    charge = ran.task(shop, result="paid", idempotent={"policy": Policy(duplicate="reject")})
+    done(charge)
+    info = delivered(charge, 7, chord=dict(charge.s()))
+    assert isinstance(info.retval, ResultUnavailable)
+
+
+@pytest.mark.parametrize("sent", [{"ignore_result": True}, {"is_eager": True}])
+def test_a_duplicate_whose_value_nobody_waits_for_is_ignored(guarded, sent):
+    done(guarded)
+    assert delivered(guarded, 7, **REDELIVERED, **sent).state == "IGNORED"
+
+
+def test_a_duplicate_is_ignored_where_no_backend_has_results(idem, ran, pauses):
+    shop = application(idem, backend=None)
+    charge = ran.task(shop, result="paid", idempotent={"policy": Policy(duplicate="reject")})
+    done(charge)
+    assert delivered(charge, 7, **REDELIVERED).state == "IGNORED"
+
+
+def test_a_duplicate_with_another_id_ends_no_chain(shop, guarded, caplog):
+    done(guarded)  # which goes on with its own chain
+    headers = {"idempotency-key": "message-1"}
+    info = delivered(guarded, 7, key="message-2", headers=headers, chain=[dict(guarded.s())])
+    assert info.state == "IGNORED"
+    assert "is not sent again" in caplog.text
+
+
+def test_a_message_stays_while_the_result_backend_is_away(shop, guarded, monkeypatch, pauses):
+    done(guarded)
+
+    def away(*args, **options):
+        raise OSError("no connection")
+
+    monkeypatch.setattr(shop.backend, "get_task_meta", away)
+    info = delivered(guarded, 7, **REDELIVERED)
+    assert info.state == "REJECTED"
+    assert info.retval.requeue
+    assert pauses == [0, SOONEST]
 
 
 def test_what_is_linked_has_the_same_id_after_each_delivery(shop, ran):
@@ -969,6 +1120,23 @@ def test_a_time_limit_longer_than_the_visibility_timeout_is_told(shop, ran):
     charge = ran.task(shop, idempotent=bounded, time_limit=4000, max_retries=0)
     assert told(charge, "redis", 3600.0) == ["the visibility timeout of the broker is 3600 s"]
     assert told(charge, "redis", 4000.0) == []
+
+
+def test_a_task_whose_class_knows_nothing_of_idempotent_is_named(shop, ran, monkeypatch, caplog):
+    monkeypatch.setattr(celery_worker.Program, "pid", None)
+    ran.task(shop, base=Task, idempotent=True)
+
+    @shop.task(name="off", base=Task, idempotent=False)
+    def off(): ...
+
+    @shop.task(name="ours", idempotent=True)
+    def ours(): ...
+
+    worker = SimpleNamespace(app=shop, time_limit=None)
+    signals.celeryd_after_setup.send(sender="worker", instance=worker, conf=shop.conf)
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "charge says idempotent= and is not protected" in record.getMessage()
 
 
 # --- acknowledging -----------------------------------------------------------------------------

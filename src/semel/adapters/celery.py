@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
+from time import sleep
 from typing import Any, ClassVar, Final, NoReturn, Self, TypeAlias, TypedDict, assert_never, cast
 from uuid import NAMESPACE_OID, uuid5
 
@@ -35,21 +36,32 @@ from semel.core.keys import Arguments
 from semel.core.optional import Needed, have
 from semel.core.policy import Policy, Rules
 from semel.decorating import Arrived, key_maker, payload_maker
-from semel.errors import ConcurrentRequest, ConfigError, IdempotencyError, NestedCall
+from semel.errors import (
+    ConcurrentRequest,
+    ConfigError,
+    IdempotencyError,
+    NestedCall,
+    ResultUnavailable,
+)
 from semel.events import logger
-from semel.messages import Ack, Fail, Later, Message, Verdict
+from semel.messages import SOONEST, Ack, Fail, Later, Message, Verdict
 from semel.messages import Reject as Rejected
 from semel.sync import Idempotency
 
 with Needed("semel[celery]", by=__name__):
     from celery import Task, signals
+    from celery.backends.base import DisabledBackend
     from celery.exceptions import Ignore, Reject, Retry
+    from celery.states import SUCCESS
     from celery.utils.threads import LocalStack
+    from kombu.serialization import registry
 
 __all__ = ["IdempotentTask", "TaskOptions", "task_class"]
 
 NOT_DONE: Final = (Retry, Reject, Ignore)
 """What a task raises to say that this delivery is not its last one."""
+
+NOT_KEPT: Final = "the task was done before, and its value is not kept"
 
 
 class TaskOptions(TypedDict, total=False):
@@ -196,6 +208,13 @@ def _end(error: Exception) -> NoReturn:
     """Raise an error that `autoretry_for` must leave alone."""
     _ended.set(error)
     raise error
+
+
+def _give_back(error: Exception) -> NoReturn:
+    """Leave the message in its queue, from where it is delivered again at once."""
+    with suppress(Exception):  # also after a soft time limit
+        sleep(SOONEST)
+    _end(Reject(error, requeue=True))
 
 
 class Delivery:
@@ -348,25 +367,64 @@ class Delivery:
         if verdict.has_value:
             return verdict.value
         # To store None as the result would hide what the first delivery has stored.
-        if request.callbacks or request.chain or request.chord:
+        linked = bool(request.callbacks or request.chain or request.chord)
+        redelivered = bool((request.delivery_info or {}).get("redelivered"))
+        if request.is_eager or not (linked or redelivered):
+            raise Ignore(NOT_KEPT)
+        has_result = not (
+            self._ignores_result(request) or isinstance(self._task.backend, DisabledBackend)
+        )
+        if has_result and (known := self._known_result(request)) is not None:
+            return known["result"]
+        if request.chord or (redelivered and (linked or has_result)):
+            # The worker of the first delivery ended before it had stored and sent the value, or
+            # a chord waits for it: what waits has to know that it will not come.
+            logger.error(
+                "the task %s [%s] was done before, and its value is lost: it fails, for what is to "
+                "be called with it",
+                self._task.name,
+                request.id,
+            )
+            _end(ResultUnavailable(NOT_KEPT))
+        if linked:
             logger.warning(
                 "the task %s [%s] was done before, and its value is not kept: what is to be called "
                 "with it is not sent again",
                 self._task.name,
                 request.id,
             )
-        raise Ignore("done before; its value is not kept")
+        raise Ignore(NOT_KEPT)
+
+    def _known_result(self, request: Any) -> Mapping[str, Any] | None:
+        """Look whether the result backend has the value of this task."""
+        for pause in (0.0, SOONEST):  # another worker may be about to store it
+            try:
+                sleep(pause)
+                known = self._task.backend.get_task_meta(request.id, cache=False)
+            except Exception as error:  # noqa: BLE001 - whatever it is, this message stays
+                _give_back(error)
+            if known["status"] == SUCCESS:
+                return cast("Mapping[str, Any]", known)
+        return None
+
+    def _ignores_result(self, request: Any) -> bool:
+        """Tell whether Celery stores no result for this message."""
+        said = vars(request).get("ignore_result")
+        return bool(self._task.ignore_result if said is None else said)
 
     def _send_again(self, verdict: Later, request: Any) -> NoReturn:
         """Send the same message with a countdown, and only then acknowledge this one."""
         if request.is_eager:
             _end(ConcurrentRequest(verdict.reason, retry_after=verdict.seconds))
-        ignored = vars(request).get("ignore_result")
+        # With another serializer, the arguments might be others, or could not be sent.
+        content_type = (request.properties or {}).get("content_type")
+        serializer = registry.type_to_name.get(content_type, self._task.serializer)
         again = self._task.signature_from_request(
             request,
             countdown=verdict.seconds,
             retries=request.retries,
-            ignore_result=self._task.ignore_result if ignored is None else ignored,
+            ignore_result=self._ignores_result(request),
+            serializer=serializer,
         )
         try:
             # A connection of its own, as the application's may not wait for confirmations.
@@ -375,7 +433,7 @@ class Delivery:
             ) as connection:
                 again.apply_async(connection=connection, add_to_parent=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, this message stays
-            _end(Reject(error, requeue=True))
+            _give_back(error)
         raise Ignore(f"delivered again in {verdict.seconds:.1f} s: {verdict.reason}")
 
 
@@ -438,8 +496,17 @@ def _with_id(callback: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _check(instance: Any, **_: Any) -> None:
     tasks = instance.app.tasks.values()
     check_worker(instance, [task for task in tasks if getattr(task, "semel_delivery", None)])
+    for task in tasks:
+        # Celery takes any option of a task, whether its class knows it or not.
+        if getattr(task, "idempotent", None) and not isinstance(task, IdempotentTask):
+            logger.error(
+                "the Celery task %s says idempotent= and is not protected: its class was not made "
+                "by task_class. Derive it from the application's class, app.Task",
+                task.name,
+            )
 
 
 have("celery", Task(), "signature_from_request", "request_stack", "Request")
 have("celery", LocalStack(), "stack")
+have("kombu", registry, "type_to_name")
 signals.celeryd_after_setup.connect(_check, weak=False)

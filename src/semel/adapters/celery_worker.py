@@ -32,15 +32,21 @@ VISIBILITY: Final = {"redis": 3600.0, "sqs": 1800.0}
 
 
 class DeliveredAgain:
-    """Part of a task's `Request`: after a hard time limit, its message is delivered again.
+    """Part of a task's `Request`: how its message gets to be delivered again.
 
-    Celery marks such a task as failed although it comes back, so that its chord fails, and before
-    5.7 it drops the message.
+    After a hard time limit it is given back. Celery marks such a task as failed although it comes
+    back, so that its chord fails, and before 5.7 it drops the message.
     """
 
     task: Any
     name: str
     id: str
+
+    def __init__(self, message: Any, **options: Any) -> None:
+        super().__init__(message, **options)  # type: ignore[call-arg]  # of Request
+        # Not every broker has it among the properties, and a message may have to be sent again.
+        request: dict[str, Any] = self.request_dict  # type: ignore[attr-defined]  # of Request
+        request["properties"] = {**request["properties"], "content_type": message.content_type}
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Give back the message of a task that has exceeded its hard time limit."""
