@@ -175,8 +175,8 @@ class MessageRules:
         consumer = options.get("consumer", default_consumer)
         if not isinstance(consumer, str):
             raise ConfigError(
-                "consumer must be a text: it names who handles the messages, and keeps their "
-                f"records apart from those of other consumers; got {consumer!r}"
+                'consumer must be a text, such as consumer="mailer": it names who handles the '
+                f"messages, and keeps their records apart from those of others; got {consumer!r}"
             )
         self.consumer = consumer
         self._template, self._function = _key_source(options.get("key"))

@@ -110,7 +110,7 @@ async def test_a_duplicate_is_acknowledged_and_not_handled(broker, connection, i
     assert sorted((each.id, each.body) for each in handle.seen) == [("m-1", b"1"), ("m-2", b"2")]
     assert isinstance(handle.seen[0].raw, client.IncomingMessage)
     await until(lambda: broker.host.depth("orders") == (0, 0))
-    with pytest.raises(ConfigError, match="consumer must be a text"):
+    with pytest.raises(ConfigError, match="say who handles the messages"):
         aio_pika.once(idem, handle)
 
 

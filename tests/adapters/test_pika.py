@@ -76,7 +76,7 @@ def test_a_duplicate_is_acknowledged_and_not_handled(broker, worker, idem):
     assert [(each.id, each.body) for each in handled] == [("m-1", b"1"), ("m-2", b"2")]
     assert handled[0].raw.properties.message_id == "m-1"
     broker.host.wait_for_depth("orders")
-    with pytest.raises(ConfigError, match="consumer must be a text"):
+    with pytest.raises(ConfigError, match="say who handles the messages"):
         pika.once(idem, handled.append)
 
 

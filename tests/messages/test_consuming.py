@@ -14,6 +14,7 @@ import pytest
 
 from semel import (
     AsyncIdempotency,
+    AttemptsExhausted,
     ConfigError,
     DuplicateRequest,
     Idempotency,
@@ -152,6 +153,8 @@ def test_a_handler_and_a_transaction_have_to_be_functions(kind, engine):
         kind.consumer(engine, "handle")
     with pytest.raises(ConfigError, match="transaction must be a function"):
         kind.consumer(engine, print, transaction="begin")
+    with pytest.raises(ConfigError, match="FaultyStore keeps them elsewhere"):
+        kind.consumer(engine, print, transaction=print)
 
 
 # --- it does not run -------------------------------------------------------------------------
@@ -267,6 +270,31 @@ def test_without_a_framework_a_failure_comes_back_later_and_later_until_max_atte
     assert isinstance(third, Reject)
     assert isinstance(third.error, Failure)
     assert isinstance(fourth, Reject)
+
+
+def test_what_a_handler_raises_is_logged_where_no_framework_does_it(kind, engine, caplog):
+    policy = Policy(max_attempts=2)
+    consumer = kind.consumer(engine, _failing, {"policy": policy})
+    for said in ("attempt 1): it is delivered again in 1 s", "attempt 2): it is rejected"):
+        caplog.clear()
+        kind.handle(consumer)
+        assert said in caplog.text
+        assert "Failure: not yet" in caplog.text  # with the traceback
+    caplog.clear()
+    framework = kind.consumer(engine, _failing, {"consumer": "stock"}, framework_retries=True)
+    kind.handle(framework)
+    assert "raised (attempt" not in caplog.text
+
+
+def test_by_hand_too_the_count_of_attempts_is_kept_as_long_as_the_record(kind, store, engine):
+    policy = Policy(max_attempts=2)
+    for _ in range(2):
+        with pytest.raises(Failure):
+            kind.wait(engine.consume("m-1", _failing, scope="mailer", ttl=9000, policy=policy))
+    kept = record(kind, store)
+    assert kept.expires_at - kept.now > 8000
+    with pytest.raises(AttemptsExhausted):
+        kind.wait(engine.consume("m-1", _failing, scope="mailer", ttl=9000, policy=policy))
 
 
 def test_a_final_failure_is_rejected_now_and_at_every_delivery(kind, engine):
@@ -567,16 +595,12 @@ def test_what_was_rolled_back_is_not_held(kind, database):
 
 
 def test_a_failure_that_the_store_could_not_count_is_still_the_handlers(kind, store, engine):
-    consumer = kind.consumer(engine, lambda _: None, transaction=_nothing)
+    consumer = kind.consumer(engine, lambda _: None)
     call = consumer._prepared(MESSAGE)
     store.inject("claim", Refuse())
     verdict = kind.wait(consumer._failed_in_transaction(call, Failure("no"), raised=True))
     assert isinstance(verdict, Later)
     assert store.fired("claim") == 1
-
-
-def _nothing():
-    return None
 
 
 def test_a_transaction_that_cannot_begin_or_commit_is_tried_later(kind, database, in_sql, caplog):

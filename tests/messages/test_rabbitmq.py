@@ -13,6 +13,7 @@ from semel.adapters.rabbitmq import (
     STEPS,
     Publish,
     RabbitRules,
+    check_handler,
     delay_queue,
     stable_id,
 )
@@ -155,3 +156,19 @@ def test_options_are_checked(options, text):
 def test_an_id_is_given_or_made_of_the_operation_that_runs(part, message_id, text):
     with pytest.raises(ConfigError, match=text):
         stable_id(part, message_id)
+
+
+def test_a_consumer_or_a_queue_is_needed():
+    with pytest.raises(ConfigError, match="say who handles the messages"):
+        rules(consumer=None)
+
+
+def test_a_handler_has_to_take_what_it_is_called_with():
+    check_handler(lambda message: None, in_transaction=False)
+    check_handler(lambda session, message: None, in_transaction=True)
+    check_handler(print, in_transaction=True)
+    check_handler(type, in_transaction=False)  # tells nothing of its parameters
+    with pytest.raises(ConfigError, match=r"handle\(session, message\)"):
+        check_handler(lambda message: None, in_transaction=True)
+    with pytest.raises(ConfigError, match=r"handle\(message\)"):
+        check_handler(lambda session, message: None, in_transaction=False)

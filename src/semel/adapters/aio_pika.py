@@ -25,6 +25,7 @@ from semel.adapters.rabbitmq import (
     Delivery,
     Publish,
     RabbitRules,
+    check_handler,
     stable_id,
     with_id,
 )
@@ -90,6 +91,7 @@ def once(
     handled = AsyncConsumer(
         idempotency, handle, options, default_consumer=rules.consumer, transaction=transaction
     )
+    check_handler(handle, in_transaction=transaction is not None)
     return AioPikaConsumer(handled, rules)
 
 

@@ -27,7 +27,7 @@ from semel.errors import (
     about,
 )
 from semel.events import logger
-from semel.messages import SOONEST, STORE_PAUSE, Ack, Message, MessageRules, Verdict, later
+from semel.messages import SOONEST, STORE_PAUSE, Ack, Later, Message, MessageRules, Verdict, later
 
 
 class AsyncConsumer:
@@ -62,10 +62,8 @@ class AsyncConsumer:
             levels=setup.policies_of,
             resolved=setup.rules,
         )
-        if transaction is not None and not callable(transaction):
-            raise ConfigError(
-                "transaction must be a function that opens a transaction, such as Session.begin"
-            )
+        if transaction is not None:
+            _check_transaction(transaction, engine.internals.store)
         self._handler = handler
         self._keeps_value = keeps_value
         self._returns = returned_by(handler) if keeps_value else None
@@ -118,13 +116,31 @@ class AsyncConsumer:
             # Without protection the handler may have run, and an error of another call is its own.
             if _is_about(error, call):
                 return self.rules.verdict_without_run(error)
-            return self.rules.verdict_of_failure(error, 1, None)
+            return self._verdict_of_failure(call, error, 1, None)
         if lease.stored:
             # A signal handler raised after the end: the next delivery gets the stored result.
             return later(SOONEST, f"interrupted after it was done: {type(error).__name__}")
         if isinstance(error, LeaseLost) and _is_about(error, call):
             return self.rules.verdict_without_run(error)
-        return self.rules.verdict_of_failure(error, lease.number, lease.failure)
+        return self._verdict_of_failure(call, error, lease.number, lease.failure)
+
+    def _verdict_of_failure(
+        self, call: Call, error: Exception, number: int, recorded: str | None
+    ) -> Verdict:
+        """Say what becomes of a message whose handler raised; a framework logs that itself."""
+        verdict = self.rules.verdict_of_failure(error, number, recorded)
+        if not self.rules.framework_retries:
+            logger.error(
+                "the handler of a message raised (attempt %d): %s [scope=%s key_digest=%s]",
+                number,
+                f"it is delivered again in {verdict.seconds:g} s"
+                if isinstance(verdict, Later)
+                else "it is rejected",
+                call.identity.scope,
+                call.identity.key_digest,
+                exc_info=error,
+            )
+        return verdict
 
     async def _until_stored(self, call: Call, lease: Lease) -> None:
         """Wait for the store: a message that is done is acknowledged when its record says so."""
@@ -190,11 +206,23 @@ class AsyncConsumer:
             await self.engine.internals.run(noted, fail)
         lease = noted.lease
         if lease is not None:
-            return self.rules.verdict_of_failure(error, lease.number, lease.failure)
+            return self._verdict_of_failure(call, error, lease.number, lease.failure)
         if raised:
-            return self.rules.verdict_of_failure(error, 1, None)
+            return self._verdict_of_failure(call, error, 1, None)
         # The database is away, or the transaction was committed after all: the next delivery asks.
         return self._verdict_without_commit(error)
+
+
+def _check_transaction(transaction: object, store: object) -> None:
+    if not callable(transaction):
+        raise ConfigError(
+            "transaction must be a function that opens a transaction, such as Session.begin"
+        )
+    if getattr(getattr(store, "behind", store), "dialect", None) is None:
+        raise ConfigError(
+            "transaction= needs an engine whose records are in SQL, in the database that the "
+            f"transaction is of; {type(store).__name__} keeps them elsewhere"
+        )
 
 
 def _is_about(error: Exception, call: Call) -> TypeGuard[IdempotencyError]:

@@ -32,6 +32,7 @@ from semel.adapters.rabbitmq import (
     Delivery,
     Publish,
     RabbitRules,
+    check_handler,
     stable_id,
     with_id,
 )
@@ -110,6 +111,7 @@ def once(
     handled = Consumer(
         idempotency, handle, options, default_consumer=rules.consumer, transaction=transaction
     )
+    check_handler(handle, in_transaction=transaction is not None)
     return PikaConsumer(handled, rules, threads)
 
 

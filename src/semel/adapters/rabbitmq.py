@@ -13,7 +13,8 @@ This module decides, and writes the log. It never talks to a broker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any, Final, Literal, TypeAlias, assert_never
 
 from msgspec import Struct
@@ -140,6 +141,11 @@ class RabbitRules:
             raise ConfigError(f"dead_letters must be another queue than {queue!r} itself")
         if delay_queues not in ("quorum", "classic"):
             raise ConfigError(f"delay_queues must be 'quorum' or 'classic'; got {delay_queues!r}")
+        if consumer is None and queue is None:
+            raise ConfigError(
+                'say who handles the messages, as in consumer="mailer", or from which queue they '
+                'come, as in queue="orders": neither was given'
+            )
         self.consumer = queue if consumer is None else consumer
         self.queue = queue
         self.dead_letters = dead_letters
@@ -245,6 +251,19 @@ class RabbitRules:
             error,
             self.consumer,
         )
+
+
+def check_handler(handle: Callable[..., object], *, in_transaction: bool) -> None:
+    """Reject a handler that could never be called."""
+    given = ("session", "message") if in_transaction else ("message",)
+    try:
+        signature(handle).bind(*given)
+    except TypeError as error:
+        raise ConfigError(
+            f"the handler is called as handle({', '.join(given)}), which it does not take: {error}"
+        ) from error
+    except ValueError:
+        return  # a function in C that does not tell its parameters
 
 
 def delay_queue(seconds: float, kind: DelayQueues = "quorum") -> DelayQueue:

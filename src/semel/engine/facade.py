@@ -181,6 +181,10 @@ class AsyncIdempotency:
         setup.check_function(fn)
         retention = None if ttl is None else Policy(ttl=ttl)
         rules = setup.rules(scope, CONSUMING, retention, policy)
+        if rules.max_attempts is not None and rules.failed_ttl < rules.ttl:
+            # Else the record goes between two deliveries, and the count begins anew.
+            counted = Policy(failed_ttl=rules.ttl)
+            rules = setup.rules(scope, counted, CONSUMING, retention, policy)
         call = setup.call(key, scope, payload, rules, keeps_value=False)
         return not (await self.internals.run(call, fn)).replayed
 
