@@ -27,6 +27,7 @@ from semel.observe.tally import (
     _Scope,
 )
 from semel.repair import Succeeded, settle
+from stores.sqlite_helpers import in_a_fork
 
 HERE = Path(__file__).parent
 
@@ -239,6 +240,13 @@ def test_a_signal_handler_may_count_while_its_thread_does():
     tally = Tally()
     with tally._lock:
         tally(event_of("shop"))
+    assert counted(tally, "shop") == {"RejectedBusy": 1}
+
+
+def test_a_forked_child_begins_with_nothing():
+    tally = Tally()
+    tally(event_of("shop"))
+    assert in_a_fork(lambda: tally.totals().events) == "{}"
     assert counted(tally, "shop") == {"RejectedBusy": 1}
 
 
