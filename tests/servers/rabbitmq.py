@@ -104,8 +104,15 @@ def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIE
         time.sleep(0.05)
 
 
+def _listens(port: int) -> bool:
+    with socket.create_connection((HOST, port), 5):
+        return True
+
+
 class RabbitMQServer:
     """One running broker."""
+
+    process: subprocess.Popen[bytes] | None = None
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -140,6 +147,8 @@ class RabbitMQServer:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
+            # Before the node looks for it, which would start another one, and leave that behind.
+            wait_until(lambda: _listens(names), "epmd to listen")
             self.start()
         except BaseException:
             self.stop()
@@ -183,7 +192,7 @@ class RabbitMQServer:
 
     def stop(self) -> None:
         """End the broker for good; nothing of it is kept, so a crash is quickest."""
-        for process in (self.process, self._epmd):
+        for process in filter(None, (self.process, self._epmd)):
             process.kill()
             process.wait()
 
