@@ -15,6 +15,7 @@ retried is released before it is. A direct call, `task(...)`, has no message: it
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
@@ -44,7 +45,7 @@ from semel.errors import (
     ResultUnavailable,
 )
 from semel.events import logger
-from semel.messages import SOONEST, Ack, Fail, Later, Message, Verdict
+from semel.messages import LONGEST, SOONEST, Ack, Fail, Later, Message, Verdict
 from semel.messages import Reject as Rejected
 from semel.sync import Idempotency
 
@@ -54,6 +55,7 @@ with Needed("semel[celery]", by=__name__):
     from celery.exceptions import Ignore, Reject, Retry
     from celery.states import SUCCESS
     from celery.utils.threads import LocalStack
+    from kombu.entity import Queue
     from kombu.serialization import registry
 
 __all__ = ["IdempotentTask", "TaskOptions", "task_class"]
@@ -431,9 +433,19 @@ class Delivery:
             with self._task.app.connection_for_write(
                 transport_options={"confirm_publish": True}
             ) as connection:
+                if connection.transport.driver_type == "amqp":
+                    _send_to_own_queue(again, self._task.app, request.delivery_info or {})
                 again.apply_async(connection=connection, add_to_parent=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, this message stays
             _give_back(error)
+        logger.log(
+            logging.WARNING if verdict.seconds >= LONGEST else logging.INFO,
+            "the task %s [%s] is delivered again in %.1f s: %s",
+            self._task.name,
+            request.id,
+            verdict.seconds,
+            verdict.reason,
+        )
         raise Ignore(f"delivered again in {verdict.seconds:.1f} s: {verdict.reason}")
 
 
@@ -444,6 +456,29 @@ def _request_of_message(task: Any) -> Any:
         if not request.called_directly:
             return request
     return None
+
+
+def _send_to_own_queue(again: Any, app: Any, came_by: Mapping[str, Any]) -> None:
+    """Address a message to the queue that it came from: its exchange may have others, too."""
+    exchange, routing_key = came_by.get("exchange"), came_by.get("routing_key")
+    queues = list(app.amqp.queues.consume_from.values())
+    if not exchange:
+        queues = [queue for queue in queues if queue.name == routing_key]
+    else:
+        queues = [queue for queue in queues if queue.exchange.name == exchange]
+        if queues and queues[0].exchange.type == "direct":
+            queues = [queue for queue in queues if queue.routing_key == routing_key]
+    if len(queues) > 1:
+        raise LookupError(
+            f"several queues of this worker get messages from the exchange {exchange}, and it is "
+            "not known which of them had this one"
+        )
+    for queue in queues:
+        again.options.pop("exchange", None)
+        again.options.pop("routing_key", None)
+        # Through the default exchange. A queue that goes with its worker is not made again.
+        own = Queue(queue.name)  # type: ignore[no-untyped-call]  # kombu has few types
+        again.set(queue=own, declare=[] if queue.auto_delete else [queue])
 
 
 def _id_of(request: Any) -> str:

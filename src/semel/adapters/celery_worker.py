@@ -25,7 +25,7 @@ DEFAULTS: Final = {"acks_late": True, "reject_on_worker_lost": True, "acks_on_ti
 """What an idempotent task needs; Celery before 5.7 does not know the last one."""
 
 VISIBILITY: Final = {"redis": 3600.0, "sqs": 1800.0}
-"""Seconds after which a broker without acknowledgements delivers a message again, by default."""
+"""Seconds after which a broker that notices no lost worker delivers a message again, by default."""
 
 
 # --- acknowledging -------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class DeliveredAgain:
         return self._give_back()
 
     def _give_back(self) -> None:
-        # Imported here: producers need nothing of a worker. A second call changes nothing.
+        # Imported here: it loads all of a worker. A second call changes nothing.
         from celery.worker.state import task_ready  # noqa: PLC0415
 
         task_ready(self)
@@ -175,12 +175,14 @@ def problems(
             "message of a task that fails is dropped"
         )
     if visibility is not None:
-        longest = max(float(limit or 0), _longest_countdown(task))
+        countdown = _longest_countdown(task)
+        longest = max(float(limit or 0), countdown)
         if visibility < longest:
+            what = "waits for a countdown of" if longest == countdown else "has a time limit of"
             yield (
-                f"the visibility timeout of the broker is {visibility:g} s: what runs or waits "
-                f"longer is delivered again meanwhile, and this task may take {longest:g} s. Raise "
-                "visibility_timeout in broker_transport_options"
+                f"the visibility timeout of the broker is {visibility:g} s: what a worker holds "
+                f"longer is delivered again meanwhile, and a message of this task {what} up to "
+                f"{longest:g} s. Raise visibility_timeout in broker_transport_options"
             )
 
 
