@@ -84,6 +84,14 @@ def test_every_error_has_a_code_of_its_own():
     assert len({kind.code for kind in PUBLIC}) == len(PUBLIC) == len(SAID)
 
 
+@pytest.mark.parametrize("error", MADE, ids=lambda error: type(error).__name__)
+def test_an_error_can_be_made_again_from_its_args(error):
+    again = type(error)(*error.args)
+    assert str(again) == str(error)
+    for name in ("type_name", "message", "number", "reason"):
+        assert getattr(again, name, None) == getattr(error, name, None)
+
+
 def pickled(error):
     return pickle.loads(pickle.dumps(error))  # noqa: S301 - what we just made
 

@@ -26,6 +26,8 @@
 Each class says whether the same call may succeed later (`retry_helps`) and how it looks from
 outside (`code`, `http_status`, `grpc_status`), so that every integration answers alike. The error
 of a call names its operation: `scope` and `key_digest`.
+
+Each can be made again from its `args`, the text: result backends of Celery know nothing else of it.
 """
 
 from __future__ import annotations
@@ -245,8 +247,11 @@ class PreviousFailure(IdempotencyError):
     http_status = 409
     grpc_status = "FAILED_PRECONDITION"
 
-    def __init__(self, type_name: str, message: str) -> None:
-        super().__init__(f"this operation failed before: {type_name}: {message}")
+    def __init__(self, type_name: str, message: str | None = None) -> None:
+        start = "this operation failed before: "
+        if message is None:  # made again, from its text
+            type_name, _, message = type_name.removeprefix(start).partition(": ")
+        super().__init__(f"{start}{type_name}: {message}")
         self.type_name = type_name
         self.message = message
 
@@ -258,8 +263,10 @@ class AttemptsExhausted(IdempotencyError):
     http_status = 409
     grpc_status = "FAILED_PRECONDITION"
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"this operation was tried {number} times, which is all its policy allows")
+    def __init__(self, number: int | str) -> None:
+        start, end = "this operation was tried ", " times, which is all its policy allows"
+        number = int(str(number).removeprefix(start).removesuffix(end))
+        super().__init__(f"{start}{number}{end}")
         self.number = number
 
 
@@ -280,8 +287,9 @@ class ResultUnavailable(IdempotencyError):
     grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"no result is available: {reason}")
-        self.reason = reason
+        start = "no result is available: "
+        self.reason = reason.removeprefix(start)
+        super().__init__(f"{start}{self.reason}")
 
 
 class WaitTimeout(IdempotencyError, TimeoutError):
@@ -366,7 +374,9 @@ class RecordUnreadable(StoreError):
     retry_helps = False
 
     def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"a stored record cannot be read: {reason}; nothing ran. Upgrade this process, or "
-            "remove the record with forget() once it is known what happened"
+        start = "a stored record cannot be read: "
+        end = (
+            "; nothing ran. Upgrade this process, or remove the record with forget() once it is "
+            "known what happened"
         )
+        super().__init__(f"{start}{reason.removeprefix(start).removesuffix(end)}{end}")

@@ -42,6 +42,7 @@ from semel.errors import (
     NestedCall,
     OutcomeUnknown,
     PayloadMismatch,
+    PreviousFailure,
     ResultUnavailable,
 )
 from semel.events import ResultNotStored, logger
@@ -534,6 +535,17 @@ def test_attempts_end(shop, ran):
     )
     assert isinstance(charge.apply((7,), task_id="a").result, AttemptsExhausted)
     assert ran == [7, 7]
+
+
+def test_a_failure_is_of_its_own_type_in_a_result_backend(shop, ran):
+    charge = ran.task(
+        shop, raises=OSError("declined"), idempotent={"policy": Policy(failure="final")}
+    )
+    delivered(charge, 7)
+    delivered(charge, 7)
+    result = shop.AsyncResult("message-1").result  # which the backend has as JSON
+    assert isinstance(result, PreviousFailure)
+    assert (result.type_name, result.message) == ("OSError", "declined")
 
 
 # --- what is not a message ---------------------------------------------------------------------
