@@ -115,6 +115,8 @@ class Later(Struct, frozen=True):
 
     seconds: float
     reason: str
+    error: IdempotencyError | None = None
+    """What kept it from being handled, unless it is being handled elsewhere."""
 
 
 class Reject(Struct, frozen=True):
@@ -243,14 +245,14 @@ class MessageRules:
             case ConcurrentRequest() | WaitTimeout():
                 return later(error.retry_after, str(error))
             case LeaseLost() | RetryTransaction():
-                return later(SOONEST, str(error))
+                return later(SOONEST, str(error), error)
             case OutcomeUnknown():
                 if self.dead_letters:
                     return Reject(str(error), error)
-                return Later(LONGEST, str(error))
+                return Later(LONGEST, str(error), error)
         if isinstance(error, _FOR_GOOD):
             return Reject(str(error), error)
-        return later(STORE_PAUSE, str(error))
+        return later(STORE_PAUSE, str(error), error)
 
     def verdict_of_failure(self, error: Exception, number: int, recorded: str | None) -> Verdict:
         """Say what becomes of a message whose handler raised.
@@ -275,10 +277,10 @@ class MessageRules:
         return Later(min(LONGEST, SOONEST * 2.0 ** min(number - 1, 30)), reason)
 
 
-def later(seconds: float, reason: str) -> Later:
+def later(seconds: float, reason: str, error: IdempotencyError | None = None) -> Later:
     """Deliver a message again after these seconds, or somewhat later: many may wait for one."""
     soonest = max(SOONEST, seconds)
-    return Later(soonest * (1 + JITTER * random.random()), reason)  # noqa: S311 - no secret
+    return Later(soonest * (1 + JITTER * random.random()), reason, error)  # noqa: S311 - no secret
 
 
 def _policy_of(

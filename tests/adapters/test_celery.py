@@ -44,6 +44,7 @@ from semel.errors import (
     PayloadMismatch,
     PreviousFailure,
     ResultUnavailable,
+    StoreUnavailable,
 )
 from semel.events import ResultNotStored, logger
 from semel.messages import SOONEST, Message
@@ -585,6 +586,18 @@ def test_an_eager_message_that_runs_elsewhere_is_an_error(idem, shop, ran):
     assert isinstance(second.result, ConcurrentRequest)
     assert second.result.retry_after >= 1
     assert ran == [1]
+
+
+def test_an_eager_message_that_cannot_be_handled_raises_the_error_and_is_not_retried(ran):
+    store = FaultyStore(open_store("memory://"))
+    store.inject("claim", Refuse(), times=1000)
+    with Idempotency(store, policy=Policy(store_timeout=0.2)) as idem:
+        charge = ran.task(
+            application(idem), idempotent=True, autoretry_for=(Exception,), retry_kwargs=NOW
+        )
+        assert isinstance(charge.apply((7,)).result, StoreUnavailable)
+        store.heal()
+    assert ran == []
 
 
 def test_an_application_that_is_always_eager_handles_a_message_once(shop, ran):

@@ -220,7 +220,7 @@ def test_a_problem_that_never_passes_is_a_reason_to_reject(error):
 def test_what_is_held_is_rejected_where_dead_letters_go_somewhere_else_it_stays():
     held = OutcomeUnknown("nobody knows")
     assert rules({"dead_letters": True}).verdict_without_run(held) == Reject(str(held), held)
-    assert rules().verdict_without_run(held) == Later(LONGEST, str(held))
+    assert rules().verdict_without_run(held) == Later(LONGEST, str(held), held)
 
 
 @pytest.mark.parametrize("error", [ConfigError("wrong"), NestedCall("inside")])

@@ -382,8 +382,8 @@ class Delivery:
             # The worker of the first delivery ended before it had stored and sent the value, or
             # a chord waits for it: what waits has to know that it will not come.
             logger.error(
-                "the task %s [%s] was done before, and its value is lost: it fails, for what is to "
-                "be called with it",
+                "the task %s [%s] was done before, but its value is lost, and something waits for "
+                "it: the task fails",
                 self._task.name,
                 request.id,
             )
@@ -417,7 +417,7 @@ class Delivery:
     def _send_again(self, verdict: Later, request: Any) -> NoReturn:
         """Send the same message with a countdown, and only then acknowledge this one."""
         if request.is_eager:
-            _end(ConcurrentRequest(verdict.reason, retry_after=verdict.seconds))
+            _end(verdict.error or ConcurrentRequest(verdict.reason, retry_after=verdict.seconds))
         # With another serializer, the arguments might be others, or could not be sent.
         content_type = (request.properties or {}).get("content_type")
         serializer = registry.type_to_name.get(content_type, self._task.serializer)
