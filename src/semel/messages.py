@@ -226,9 +226,7 @@ class MessageRules:
         try:
             return self._payload(message)
         except Exception as error:
-            raise SerializationError(
-                f"the function payload= raised {type(error).__name__}: {error}"
-            ) from error
+            raise SerializationError(f"the function payload= raised {described(error)}") from error
 
     # --- what becomes of it ------------------------------------------------------------------
 
@@ -263,17 +261,17 @@ class MessageRules:
             raise error
         if recorded in {"final", "unknown"}:
             how = "failed for good" if recorded == "final" else "failed with an unknown outcome"
-            return Reject(f"its handler {how}: {type(error).__name__}: {error}", error)
+            return Reject(f"its handler {how}: {described(error)}", error)
         if self.framework_retries:
             return Fail(error)
         most = self.policy.max_attempts
         if most is not None and number >= most:
             return Reject(
                 f"its handler failed {number} times, which is all its policy allows; the last "
-                f"time with {type(error).__name__}: {error}",
+                f"time with {described(error)}",
                 error,
             )
-        reason = f"its handler raised {type(error).__name__}: {error}"
+        reason = f"its handler raised {described(error)}"
         return Later(min(LONGEST, SOONEST * 2.0 ** min(number - 1, 30)), reason)
 
 
@@ -281,6 +279,15 @@ def later(seconds: float, reason: str, error: IdempotencyError | None = None) ->
     """Deliver a message again after these seconds, or somewhat later: many may wait for one."""
     soonest = max(SOONEST, seconds)
     return Later(soonest * (1 + JITTER * random.random()), reason, error)  # noqa: S311 - no secret
+
+
+def described(error: BaseException) -> str:
+    """Name an error and give its text, also if that cannot be read, or be written as UTF-8."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the error is of a user's own class
+        text = "(its text cannot be read)"
+    return f"{type(error).__name__}: {text}".encode(errors="backslashreplace").decode()
 
 
 def _policy_of(
@@ -333,7 +340,7 @@ def _part(message: Message, name: str) -> Any:
         return message.body
     try:
         return msgspec.json.decode(message.body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidKey(f"the key is made from the body, which is not JSON ({error})") from error
 
 
@@ -343,7 +350,7 @@ def _by_function(function: Callable[[Message], str | None], message: Message) ->
     except InvalidKey:
         raise
     except Exception as error:
-        raise InvalidKey(f"the function key= raised {type(error).__name__}: {error}") from error
+        raise InvalidKey(f"the function key= raised {described(error)}") from error
     if key is None:
         raise InvalidKey("the function key= found no id in the message")
     return _text(key, "the function key=")

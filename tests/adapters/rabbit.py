@@ -55,7 +55,7 @@ def full(**changes):
     return {
         "content_type": "application/json", "content_encoding": "utf-8", "priority": 3,
         "correlation_id": "c", "reply_to": "answers", "expiration": "60000",
-        "timestamp": 1_700_000_000, "type": "order", "user_id": "guest", "app_id": "shop",
+        "timestamp": 1_700_000_000, "type": "order", "app_id": "shop",
         "delivery_mode": 2, **changes,
     }  # fmt: skip
 

@@ -90,10 +90,11 @@ def test_a_message_is_delivered_later_with_all_that_it_had(broker, worker, idem)
         if len(seen) < 3:
             raise OSError("not yet")
 
-    broker.publish(**full(headers=headers))
+    broker.publish(**full(headers=headers, user_id="guest"))
     consumer = pika.once(idem, handle, queue="orders")
     assert worker.serve(consumer, times(seen, 3))
     first, again, last = seen
+    assert [fields.pop("user_id") for _, fields in seen] == ["guest", None, None]
     assert first[0].headers == again[0].headers == last[0].headers
     assert first[1] == again[1] == last[1]
     assert first[1].items() >= full(headers=headers).items()

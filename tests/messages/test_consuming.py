@@ -176,6 +176,15 @@ def test_a_message_without_an_id_and_one_with_another_body_are_rejected(kind, st
     assert record(kind, store).fingerprint == fingerprint(MESSAGE.body)
 
 
+def test_a_body_that_is_nested_too_deeply_is_rejected(kind, engine):
+    body = []
+    for _ in range(100_000):
+        body = [body]
+    assert isinstance(kind.handle(kind.consumer(engine, print), Message("m-1", body=body)), Reject)
+    while body:  # else Python's own end of it is as deep
+        body = body.pop()
+
+
 def test_a_store_that_is_away_at_the_claim_rejects_nothing(kind, store, engine):
     consumer = kind.consumer(engine, lambda: None, {"dead_letters": True})
     store.inject("claim", Refuse())

@@ -90,6 +90,7 @@ def test_the_id_is_the_expression_else_the_header_else_the_brokers_own(options, 
         # An expression that fails is never a reason to look for the id elsewhere.
         ({"key": "{body.number}"}, Message(id="m-1", body=b"{}"), "number"),
         ({"key": "{body.number}"}, Message(id="m-1", body=b"no json"), "not JSON"),
+        ({"key": "{body.number}"}, Message(id="m-1", body=b"[" * 100_000), "not JSON"),
         ({"key": lambda message: message.headers["n"]}, Message(id="m-1"), "raised KeyError"),
         ({"key": lambda _: None}, Message(id="m-1"), "found no id"),
         ({"key": lambda _: 7}, Message(id="m-1"), "int, not a text"),
@@ -263,3 +264,18 @@ def test_without_a_framework_the_last_attempt_that_the_policy_allows_is_the_last
     verdict = limited.verdict_of_failure(error, 3, "forget")
     assert isinstance(verdict, Reject)
     assert "failed 3 times" in verdict.reason
+
+
+class Odd(Exception):
+    """An error whose text cannot be had."""
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(Odd(), "Odd: (its text cannot be read)"), (ValueError("\udcff"), r"ValueError: \udcff")],
+)
+def test_an_error_with_an_odd_text_has_a_verdict_too(error, said):
+    assert rules().verdict_of_failure(error, 1, None).reason == f"its handler raised {said}"

@@ -169,11 +169,9 @@ class AioPikaConsumer:
             message_id=message.message_id,
             headers=message.headers,
             expiration=None if given.expiration is None else str(round(given.expiration * 1000)),
-            user=message.user_id,
         )
         if delivery.delayed:
             given.headers, given.message_id = dict(delivery.headers), delivery.id
-            given.user_id = delivery.user
             if delivery.expiration is not None:
                 given.expiration = int(delivery.expiration) / 1000  # seconds, as aio-pika has it
         return delivery

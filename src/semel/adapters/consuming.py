@@ -27,7 +27,17 @@ from semel.errors import (
     about,
 )
 from semel.events import logger
-from semel.messages import SOONEST, STORE_PAUSE, Ack, Later, Message, MessageRules, Verdict, later
+from semel.messages import (
+    SOONEST,
+    STORE_PAUSE,
+    Ack,
+    Later,
+    Message,
+    MessageRules,
+    Verdict,
+    described,
+    later,
+)
 
 
 class AsyncConsumer:
@@ -189,7 +199,7 @@ class AsyncConsumer:
         if isinstance(error, IdempotencyError):
             return self.rules.verdict_without_run(error)
         logger.warning("a transaction was not begun, or not committed", exc_info=error)
-        return later(STORE_PAUSE, f"the transaction failed: {type(error).__name__}: {error}")
+        return later(STORE_PAUSE, f"the transaction failed: {described(error)}")
 
     async def _failed_in_transaction(
         self, call: Call, error: Exception, *, raised: bool

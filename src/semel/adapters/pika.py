@@ -199,11 +199,10 @@ class PikaConsumer:
             message_id=properties.message_id,
             headers=properties.headers,
             expiration=properties.expiration,
-            user=properties.user_id,
         )
         if delivery.delayed:
             properties.headers, properties.message_id = delivery.headers, delivery.id
-            properties.expiration, properties.user_id = delivery.expiration, delivery.user
+            properties.expiration = delivery.expiration
         work = _Work(channel, Received(method, properties, body), delivery, threading.Lock())
         self._works.add(work)
         self._threads.submit(self._handle, work)

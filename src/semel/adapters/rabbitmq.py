@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, Final, Literal, TypeAlias, assert_never
 
+import msgspec
 from msgspec import Struct
 
 from semel.core.attempts import current_attempt
@@ -35,9 +36,9 @@ DELAY: Final = "semel.later."
 KEPT: Final = "semel-kept"
 """The header of a message that was published again: what the broker would not take a second time.
 
-These are the expiration, which would end the delay, and the user, whom the broker compares with the
-one of the connection. `CC` would send copies to other queues. And with `x-death`, RabbitMQ may take
-the message for one that goes in circles, and drop it.
+This is the expiration, which would end the delay; `CC`, which would send copies; and
+`x-death`, for which RabbitMQ may take the message for one that goes in circles, and drop it. The
+user is not kept: RabbitMQ has checked who sent a message, and nobody can check a header.
 """
 
 NO_ID: Final = "semel:none"
@@ -70,7 +71,6 @@ class Delivery(Struct, eq=False):
     headers: Mapping[str, Any]
     expiration: str | None
     """Milliseconds, as the broker writes them."""
-    user: str | None
     delayed: bool = False
     """It was published again, so the client's own message differs from this."""
     told: bool = False
@@ -159,24 +159,16 @@ class RabbitRules:
         message_id: str | None,
         headers: Mapping[str, Any] | None,
         expiration: str | None,
-        user: str | None,
     ) -> Delivery:
         """Take a message as the broker sent it; what was kept is where it was before."""
         given = {} if headers is None else headers
         queue = self._queue_of(exchange, routing_key, given)
         found = None if message_id == NO_ID else message_id
-        kept = given.get(KEPT)
-        if not isinstance(kept, Mapping):
-            return Delivery(queue, found, given, expiration, user)
-        return Delivery(
-            queue,
-            found,
-            _restored(given, kept.get("headers") or {}),
-            kept.get("expiration"),
-            kept.get("user"),
-            delayed=True,
-            told=bool(kept.get("told")),
-        )
+        kept = _kept(given.get(KEPT))
+        if kept is None:
+            return Delivery(queue, found, given, expiration)
+        headers = _restored(given, kept.headers)
+        return Delivery(queue, found, headers, kept.expiration, delayed=True, told=kept.told)
 
     def _queue_of(self, exchange: str, routing_key: str, headers: Mapping[str, Any]) -> str:
         if self.queue is not None:
@@ -320,11 +312,26 @@ def _again(delivery: Delivery) -> dict[str, Any]:
     kept = {
         "headers": own,
         "expiration": delivery.expiration,
-        "user": delivery.user,
         "told": delivery.told,
     }
     sent[KEPT] = {name: value for name, value in kept.items() if value}
     return sent
+
+
+class _Kept(Struct):
+    """What `KEPT` has."""
+
+    headers: dict[str, Any] = {}
+    expiration: str | None = None
+    told: bool = False
+
+
+def _kept(header: object) -> _Kept | None:
+    """Read what was kept; None if it is not as we wrote it: anybody can write a header."""
+    try:
+        return msgspec.convert(header, _Kept)
+    except (msgspec.ValidationError, RecursionError):
+        return None
 
 
 def _restored(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,8 +340,9 @@ def _restored(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
     del headers[KEPT]
     if _COUNT in given:
         headers[_COUNT] = given[_COUNT]
-    deaths = [*_other_deaths(given.get(_DEATHS)), *(own.get(_DEATHS) or ())]
-    return {**headers, **own, **({_DEATHS: deaths} if deaths else {})}
+    before = {name: value for name, value in own.items() if name in _BROKERS_OWN}
+    deaths = [*_other_deaths(given.get(_DEATHS)), *_other_deaths(before.get(_DEATHS))]
+    return {**headers, **before, **({_DEATHS: deaths} if deaths else {})}
 
 
 def _other_deaths(deaths: object) -> list[Any]:

@@ -26,7 +26,17 @@ from semel.errors import (
     about,
 )
 from semel.events import logger
-from semel.messages import SOONEST, STORE_PAUSE, Ack, Later, Message, MessageRules, Verdict, later
+from semel.messages import (
+    SOONEST,
+    STORE_PAUSE,
+    Ack,
+    Later,
+    Message,
+    MessageRules,
+    Verdict,
+    described,
+    later,
+)
 from semel.sync import Idempotency
 
 
@@ -189,7 +199,7 @@ class Consumer:
         if isinstance(error, IdempotencyError):
             return self.rules.verdict_without_run(error)
         logger.warning("a transaction was not begun, or not committed", exc_info=error)
-        return later(STORE_PAUSE, f"the transaction failed: {type(error).__name__}: {error}")
+        return later(STORE_PAUSE, f"the transaction failed: {described(error)}")
 
     def _failed_in_transaction(self, call: Call, error: Exception, *, raised: bool) -> Verdict:
         """Record a failure whose transaction is gone: failures are counted, and may be final."""
