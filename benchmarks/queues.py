@@ -83,7 +83,7 @@ async def _measured(broker: str, store: str, effort: Effort) -> dict[str, list[f
             BARE: await stack.enter_async_context(_consumer(broker, BARE, _Lane())),
             OURS: await stack.enter_async_context(_consumer(broker, OURS, _Protected(idem))),
         }
-        count = FEWEST
+        count, rate = FEWEST, 0.0
         for number in range(-1, effort.rounds(ROUNDS)):
             for name in (BARE, OURS) if number % 2 else (OURS, BARE):
                 rate = await consumers[name].lap(count)

@@ -325,7 +325,7 @@ def _function(name: str, value: object, kinds: str = "a function") -> Any:
 
 
 def _one_of(name: str, value: object, *choices: str) -> str:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} must be {' or '.join(map(repr, choices))}; got {value!r}")
     return value
 
