@@ -133,6 +133,24 @@ async def test_a_message_is_delivered_later_with_all_that_it_had(broker, queue, 
     await until(lambda: broker.host.depth("orders") == (0, 0))
 
 
+async def test_a_message_that_cannot_be_written_again_waits_in_the_worker(
+    broker, queue, idem, caplog
+):
+    handled = []
+
+    async def handle(message):
+        handled.append(message)
+        if len(handled) == 1:
+            message.raw.headers["odd"] = "\udcff"  # as a client may read bytes
+            raise OSError("not yet")
+
+    broker.publish(headers={"odd": ""})
+    consumer = aio_pika.once(idem, handle, queue="orders")
+    assert await serve(queue, consumer, lambda: len(handled) == 2)
+    assert "RabbitMQ did not take a message" in caplog.text
+    await until(lambda: broker.host.depth("orders") == (0, 0))
+
+
 async def test_no_message_gets_an_id_that_nobody_gave_it(broker, queue, idem):
     handle = Handler(failures=1)
     broker.publish(None, b"body")

@@ -782,6 +782,14 @@ def test_a_message_is_sent_again_with_its_own_serializer(idem, shop, ran):
     assert list(again.payload[0]) == [{1, 2}]
 
 
+def test_a_message_that_is_sent_again_shows_no_more_of_its_arguments(idem, shop, ran):
+    charge = ran.task(shop, idempotent={"payload": lambda order: None})
+    with held_elsewhere(idem, charge, "message-1"):
+        delivered(charge, 7, argsrepr="(<secret>,)", kwargsrepr="{}")
+    (again,) = messages(shop)
+    assert (again.headers["argsrepr"], again.headers["kwargsrepr"]) == ("(<secret>,)", "{}")
+
+
 def test_a_message_is_sent_again_to_its_own_queue_alone(idem, ran, rabbitmq, pauses):
     fan, topic, direct = (Exchange(kind, kind) for kind in ("fanout", "topic", "direct"))
     own = [

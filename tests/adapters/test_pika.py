@@ -210,6 +210,22 @@ def test_a_message_that_no_delay_queue_takes_waits_in_the_worker(broker, worker,
     assert "goes back to its queue after 1 s" in caplog.text
 
 
+def test_a_message_that_cannot_be_written_again_waits_in_the_worker(broker, worker, idem, caplog):
+    handled = []
+
+    def handle(message):
+        handled.append(message)
+        if len(handled) == 1:
+            message.raw.properties.headers["odd"] = "\udcff"  # as a client may read bytes
+            raise OSError("not yet")
+
+    broker.publish(headers={"odd": ""})
+    consumer = pika.once(idem, handle, consumer="mailer")
+    assert worker.serve(consumer, times(handled, 2))
+    assert "RabbitMQ did not take a message" in caplog.text
+    broker.host.wait_for_depth("orders")
+
+
 def test_classic_delay_queues_are_an_option(broker, worker, idem):
     handled = []
 

@@ -97,7 +97,8 @@ def test_a_message_without_headers_comes_back_without():
 
 def test_a_header_of_our_name_that_someone_else_wrote_changes_nothing():
     assert received(headers={KEPT: "text"}).headers == {KEPT: "text"}
-    for damaged in ({"headers": None}, {"headers": [1]}, {"expiration": 5}, {"told": "yes"}, [1]):
+    wrong_times = ({"expiration": each} for each in (5, "", "soon", "9" * 99))
+    for damaged in ({"headers": None}, {"headers": [1]}, {"told": "yes"}, [1], *wrong_times):
         assert received(headers={KEPT: damaged}).headers == {KEPT: damaged}
     forged = {"headers": {"tenant": "other", "x-death": 7, "CC": ["copies"]}, "user": "root"}
     assert received(headers={KEPT: forged, "tenant": "own"}).headers == {

@@ -47,6 +47,8 @@ __all__ = ["AioPikaConsumer", "message", "once"]
 
 _NOT_TAKEN: Final = (DeliveryError, AMQPChannelError, ChannelInvalidStateError)
 """What aiormq raises when the broker did not take a message, though it is there."""
+_NOT_SENT: Final = (*_NOT_TAKEN, ValueError, TypeError)
+"""The same, and what it raises for headers that cannot be written as they were read."""
 _CANCELLING: Final = 2.0
 """Seconds to tell the broker that a consumer ends."""
 
@@ -189,7 +191,7 @@ class AioPikaConsumer:
         while following is not None:
             try:
                 await publisher.publish(message, following)
-            except _NOT_TAKEN as error:
+            except _NOT_SENT as error:
                 self._rules.log_unpublished(following, error)
                 following = following.otherwise
             else:

@@ -427,6 +427,8 @@ class Delivery:
             retries=request.retries,
             ignore_result=self._ignores_result(request),
             serializer=serializer,
+            argsrepr=vars(request).get("argsrepr"),  # what may be shown of the arguments
+            kwargsrepr=vars(request).get("kwargsrepr"),
         )
         try:
             # A connection of its own, as the application's may not wait for confirmations.

@@ -248,7 +248,7 @@ class PikaConsumer:
         while following is not None:
             try:
                 publisher.publish(connection, work.received, following)
-            except AMQPChannelError as error:
+            except (AMQPChannelError, ValueError, TypeError) as error:
                 self._rules.log_unpublished(following, error)
                 following = following.otherwise
             else:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import signature
-from typing import Any, Final, Literal, TypeAlias, assert_never
+from typing import Annotated, Any, Final, Literal, TypeAlias, assert_never
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from semel.core.attempts import current_attempt
 from semel.errors import ConfigError
@@ -322,7 +322,7 @@ class _Kept(Struct):
     """What `KEPT` has."""
 
     headers: dict[str, Any] = {}
-    expiration: str | None = None
+    expiration: Annotated[str, Meta(pattern="^[0-9]{1,15}$")] | None = None
     told: bool = False
 
 
