@@ -39,7 +39,7 @@ GROUPS = (
     "queues",
 )
 
-BEFORE_OTHERS = frozenset({"wakeups", "overhead", "tally", "web", "queues"})
+BEFORE_OTHERS = frozenset({"wakeups", "overhead", "tally"})
 """What is about microseconds runs before everything else on the machine, where that is allowed."""
 
 

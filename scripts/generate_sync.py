@@ -55,9 +55,7 @@ SHARED = {
         "T",
         "_LAST_REQUESTS",
         "aio_awaited",
-        "aio_place",
         "awaited",
-        "place",
     },
     "semel.repair.audit": {
         "AuditEntry",

@@ -17,6 +17,7 @@ from semel.core.records import (
     Identity,
 )
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
+from semel.stores import batching
 from semel.stores.batching import ALONE, AsyncBatcher, RequestQueue, weight_of_claim
 from stores.sqlite_helpers import in_a_fork
 from tasks_at_once import tasks_that_end_at_once
@@ -126,6 +127,44 @@ async def test_who_went_together_comes_back_together(batcher, store):
     for keys in ("abc", "defg"):
         await asyncio.gather(*(batcher.ask(ask(key)) for key in keys))
     assert store.requests == ["a", ["b", "c"], ["d", "e", "f", "g"]], "none of them went ahead"
+
+
+async def one_in_each_turn(batcher, keys):
+    """Ask for a key, and for the next one when every task has had a turn."""
+    tasks = []
+    for key in keys:
+        tasks.append(task(batcher.ask(ask(key))))
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_a_batch_waits_for_the_turns_that_bring_more_members(batcher, store):
+    await asyncio.gather(*(batcher.ask(ask(key)) for key in "abc"))
+    await asyncio.gather(*await one_in_each_turn(batcher, "defghi"))
+    sizes = [len(batch) for batch in store.requests[2:]]
+    assert sum(sizes) == 6
+    assert 1 < max(sizes) <= 1 + batching.MOST_TURNS, "not alone, and not for ever"
+
+
+async def test_a_batch_does_not_wait_when_a_turn_brings_nobody(batcher, store):
+    await asyncio.gather(*(batcher.ask(ask(key)) for key in "abc"))
+    store.gate.clear()
+    alone = task(batcher.ask(ask("d")))
+    await turns(3)  # the caller's, the one in which nobody comes, the batch's
+    assert store.requests[2:] == [["d"]]
+    store.gate.set()
+    await alone
+
+
+async def test_a_full_batch_does_not_wait(store):
+    batcher = AsyncBatcher(store.ask, store.send, most_members=2)
+    await asyncio.gather(*(batcher.ask(ask(key)) for key in "abc"))
+    store.gate.clear()
+    full = [task(batcher.ask(ask(key))) for key in "de"]
+    await turns(2)  # the callers', and the batch's
+    assert store.requests[2:] == [["d", "e"]]
+    store.gate.set()
+    await asyncio.gather(*full)
 
 
 async def test_calls_that_are_made_before_any_is_awaited_leave_together(batcher, store):

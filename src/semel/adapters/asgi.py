@@ -88,8 +88,9 @@ class IdempotencyMiddleware:
         elif isinstance(begun, Answer):
             await send_answer(send, begun)
         else:
-            protected = Protected(begun, body, send, asyncio.get_running_loop().create_future())
-            task = self._background.begin(protected.run(self.app, scope))
+            loop = begun.here.loop
+            protected = Protected(begun, body, send, loop.create_future())
+            task = self._background.begin(protected.run(self.app, scope), loop)
             try:
                 # Not the task itself: a cancelled request must neither strand its key nor lose its
                 # answer.
@@ -297,7 +298,9 @@ class Protected(Struct, eq=False):
         if self.over:
             await self._send(message)
         elif kind == "http.response.start":
-            await self._begin(message)
+            begun = self._begin(message)
+            if is_event_stream(begun["headers"]) and not self._exchange.ended:
+                await self._pass_live(begun)
         elif kind != "http.response.body":
             await self._pass(message)
         elif start is None:
@@ -305,20 +308,31 @@ class Protected(Struct, eq=False):
         elif message.get("more_body", False):
             await self._hold(start, message)
         else:
-            await self._finish(start, message)
+            message, body = self._whole(message)
+            instead = None
+            # Else a layer inside has given up on an answer while it was being saved, and gives one
+            # of its own: the save goes on, and a retry gets what it saves.
+            if not self._exchange.ended:
+                instead = await self._exchange.answered(start["status"], start["headers"], body)
+            self.over = True
+            await self._finish(start, message, instead)
 
-    async def _begin(self, message: Message) -> None:
+    def _begin(self, message: Message) -> Message:
+        """Note how the answer begins."""
         lines = self._exchange.rules.first(message.get("headers", ()))
-        self._start = message = {**message, "headers": lines}
+        self._start = {**message, "headers": lines}
         self._held = None  # of an answer that a layer inside has given up
         if not self._flows:
             self._size = 0
-        if is_event_stream(lines) and not self._exchange.ended:
-            await self._exchange.unprotected()
-            self._streams = True
-            self._set_out()
-            lines.append(UNPROTECTED)
-            await self._send(message)
+        return self._start
+
+    async def _pass_live(self, start: Message) -> None:
+        """Let a stream of events pass as if we were not there."""
+        await self._exchange.unprotected()
+        self._streams = True
+        self._set_out()
+        start["headers"].append(UNPROTECTED)
+        await self._send(start)
 
     async def _hold(self, start: Message, message: Message) -> None:
         """Keep a part of the answer, or let it go if there are too many."""
@@ -337,22 +351,17 @@ class Protected(Struct, eq=False):
             self._held, self._flows = [chunk], True
             await self._pass(*first, _part(b"".join(held), more=True))
 
-    async def _finish(self, start: Message, message: Message) -> None:
-        """Save the answer, then send it, or what has to go out in its place."""
+    def _whole(self, message: Message) -> tuple[Message, bytes | None]:
+        """Return what is sent at the end, and the whole body; None = it is too large."""
         body = bytes(message.get("body", b""))
         self._size += len(body)
         if self._held is not None:
             body = b"".join((*self._held, body))
             message, self._held = _part(body), None
-        fits = self._size <= self._exchange.rules.max_response
-        instead = None
-        # Else a layer inside has given up on an answer while it was being saved, and gives one of
-        # its own: the save goes on, and a retry gets what it saves.
-        if not self._exchange.ended:
-            instead = await self._exchange.answered(
-                start["status"], start["headers"], body if fits else None
-            )
-        self.over = True
+        return message, body if self._size <= self._exchange.rules.max_response else None
+
+    async def _finish(self, start: Message, message: Message, instead: Answer | None) -> None:
+        """Send the answer that was saved, or what has to go out in its place."""
         try:
             if self._flows:  # too late for another answer: the first part of this one is out
                 await self._pass(message)

@@ -24,7 +24,7 @@ from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
-from semel.stores.batching import AsyncSlots, running_loop
+from semel.stores.batching import AsyncSlots, running_loop, runs_here
 from semel.stores.thread_batching import Slots
 from semel.sync import Idempotency
 
@@ -86,13 +86,13 @@ class AsyncIntegration:
             if call is None:
                 return None
             self.before_claim()
-            engine, large = self.engines[aio_place()]
-            attempt = await engine.internals.begin(call)
+            here = self.engines.here()
+            attempt = await here.engine.internals.begin(call)
             if attempt.replayed:
                 return rules.replay(attempt.result, call.identity)
         except (IdempotencyError, Rejected) as error:
             return rules.rejection(error)
-        return self.exchange(engine, rules, call, attempt, request.raw, large)
+        return self.exchange(here, rules, call, attempt, request.raw)
 
     def before_claim(self) -> None:
         """Raise a ConfigError where a key must not be claimed; a hook of frameworks."""
@@ -110,13 +110,12 @@ class AsyncIntegration:
 class AsyncExchange(Struct, eq=False):
     """One request that runs: entered, then ended by its answer or by an error."""
 
-    _engine: AsyncIdempotency
+    here: AsyncHere
     rules: RouteRules
     _call: Call
     _attempt: Attempt
     _raw: object
     """The framework's own request, to name its route in the log."""
-    _large: AsyncSlots
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -136,7 +135,7 @@ class AsyncExchange(Struct, eq=False):
                 self.rules.log_redirect(status, self._raw)
             outcome = None if decision == "failure" else decision
             undone = UnstoredResponse(f"answered with {status}", outcome)
-            await self._engine.internals.failed(self._call, self._attempt, undone)
+            await self.here.engine.internals.failed(self._call, self._attempt, undone)
             return None
         try:
             if body is None or len(body) < LARGE:
@@ -150,7 +149,7 @@ class AsyncExchange(Struct, eq=False):
     async def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
         """Save a large answer, when few others are being saved."""
         try:
-            turn = await self._large.get()
+            turn = await self.here.large.get()
         except BaseException:
             # Interrupted before its turn: the effect is done, and a retry must not repeat it.
             with suppress(IdempotencyError):
@@ -159,24 +158,24 @@ class AsyncExchange(Struct, eq=False):
         try:
             await self._save(status, lines, body)
         finally:
-            self._large.give(turn)
+            self.here.large.give(turn)
 
     def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
         stored = self.rules.stored(status, lines, body)
         self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
-        return self._engine.internals.succeeded(self._call, self._attempt, stored)
+        return self.here.engine.internals.succeeded(self._call, self._attempt, stored)
 
     async def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""
         self._leave()
-        await self._engine.internals.failed(
+        await self.here.engine.internals.failed(
             self._call, self._attempt, UnstoredResponse("a live stream", "forget")
         )
 
     async def raised(self, error: BaseException) -> None:
         """Record that the handler raised, as the policy says of failures."""
         self._leave()
-        await self._engine.internals.failed(self._call, self._attempt, error)
+        await self.here.engine.internals.failed(self._call, self._attempt, error)
 
     def _leave(self) -> None:
         self.ended = True
@@ -191,15 +190,13 @@ AsyncIntegration.exchange = AsyncExchange
 # Both kinds are written by hand, for a loop has no counterpart on threads. They have the same
 # names, so that the rest of an integration is written once.
 
-aio_place: Final = running_loop
-"""Says which of the engines is used: that of the running event loop."""
-
 
 class AsyncHere(NamedTuple):
     """What an integration has for one event loop."""
 
     engine: AsyncIdempotency
     large: AsyncSlots
+    loop: asyncio.AbstractEventLoop
 
 
 class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
@@ -218,10 +215,18 @@ class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
         self.first = engine
         """Its settings make the rules."""
         self._unused = [engine]
+        self._last: AsyncHere | None = None
+
+    def here(self) -> AsyncHere:
+        """Return what belongs to the running event loop; mostly there is only one."""
+        last = self._last
+        if last is None or not runs_here(last.loop):
+            self._last = last = self[running_loop()]
+        return last
 
     def __missing__(self, loop: asyncio.AbstractEventLoop) -> AsyncHere:
         # Loops run in threads of their own: each step here is atomic.
-        here = AsyncHere(self._next(), AsyncSlots(LARGE_AT_ONCE))
+        here = AsyncHere(self._next(), AsyncSlots(LARGE_AT_ONCE), loop)
         # An engine keeps its loop alive, so it is for us to let both go.
         for other in self.copy():
             if other.is_closed():
@@ -241,17 +246,13 @@ class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
         """Close the engine of the running event loop."""
         loop = running_loop()
         await self[loop].engine.close()
+        self._last = None
         del self[loop]
 
 
 async def aio_awaited(given: Any) -> Any:
     """Return what a function of the application gave, which may be async."""
     return await given if inspect.isawaitable(given) else given
-
-
-def place() -> str:
-    """Say which of the engines is used: there is one, whatever the thread."""
-    return "threads"
 
 
 class Here(NamedTuple):
@@ -261,7 +262,7 @@ class Here(NamedTuple):
     large: Slots
 
 
-class Engines(dict[str, Here]):
+class Engines:
     """One engine for all threads."""
 
     def __init__(self, idempotency: Idempotency | str) -> None:
@@ -269,7 +270,11 @@ class Engines(dict[str, Here]):
         if not isinstance(engine, Idempotency):
             raise ConfigError(f"an Idempotency or a URL is needed, not {type(engine).__name__}")
         self.first = engine
-        self[place()] = Here(engine, Slots(LARGE_AT_ONCE))
+        self._here = Here(engine, Slots(LARGE_AT_ONCE))
+
+    def here(self) -> Here:
+        """Return the engine, whatever the thread."""
+        return self._here
 
     def close(self) -> None:
         """Close the engine."""
@@ -304,9 +309,11 @@ class Background:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def begin(self, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a request; the caller ends or leaves it."""
-        task = asyncio.get_running_loop().create_task(request)
+    def begin(
+        self, request: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None
+    ) -> asyncio.Task[T]:
+        """Run a request on `loop`, which runs here; the caller ends or leaves it."""
+        task = (loop or asyncio.get_running_loop()).create_task(request)
         self._tasks.add(task)
         return task
 

@@ -236,7 +236,7 @@ class Idempotent:
     def _engine(self, *, is_async: bool) -> AsyncIdempotency | Idempotency:
         """Return the engine for sessions of a kind: of the running loop, or of threads."""
         if is_async:
-            return self._integration.engines[running_loop()].engine
+            return self._integration.engines.here().engine
         if isinstance(self._given, Idempotency):
             return self._given
         if self._threads is None:

@@ -217,7 +217,6 @@ class AsyncRuns(Outcomes[AsyncStore]):
     async def _claim(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
         request = claim_request(call, self.owners.next())
-        before = cancellations(self.loop_guard)
         late: tuple[Claimed, ...] = ()
         call.open_claim = request  # First: whatever interrupts this call from now on gives it back.
         self.leases.claiming[request.owner] = get_ident(), ref(call)
@@ -228,7 +227,9 @@ class AsyncRuns(Outcomes[AsyncStore]):
         while True:
             sent = monotonic()
             try:
-                answer = await self.store.ask(request)
+                asked = self.store.ask(request)
+                before = cancellations(self.loop_guard, asked)
+                answer = await asked
                 if self.timed:
                     call.store_seconds += monotonic() - sent
                 raise_if_cancelled(before)

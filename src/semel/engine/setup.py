@@ -255,8 +255,10 @@ class Setup:
         """Reject what cannot be run before its key is claimed."""
         if not callable(fn):
             raise ConfigError(f"a function without arguments is needed, not {type(fn).__name__}")
+        if self.asynchronous:
+            return
         code = getattr(fn, "__code__", None)
-        if not self.asynchronous and code is not None and code.co_flags & inspect.CO_COROUTINE:
+        if code is not None and code.co_flags & inspect.CO_COROUTINE:
             raise ConfigError("an async function needs an AsyncIdempotency")
 
     def identity(self, key: str, scope: str) -> Identity:

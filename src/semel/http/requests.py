@@ -338,9 +338,16 @@ def method_and_path(request: Request) -> tuple[bytes, bytes]:
     )
 
 
+_LENGTHS: Final = tuple(b"%d:" % length for length in range(256))
+
+
 def digest(parts: Iterable[bytes], secret: bytes | None = None) -> bytes:
     """Digest parts, so that no two lists of them can meet."""
-    message = b"".join([piece for part in parts for piece in (b"%d:" % len(part), part)])
+    pieces: list[bytes] = []
+    for part in parts:
+        size = len(part)
+        pieces += (_LENGTHS[size] if size < len(_LENGTHS) else b"%d:" % size), part
+    message = b"".join(pieces)
     if secret is None:
         return hashlib.sha256(message).digest()[:FINGERPRINT_BYTES]
     return hmac.digest(secret, message, "sha256")[:FINGERPRINT_BYTES]

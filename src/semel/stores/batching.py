@@ -11,6 +11,8 @@ The rules of a queue (claims have one, and completes another):
 - While the queue is idle, a call bypasses it and runs in the task of its caller.
 - Those that went together come back together: after a batch of two or more, the next call is not
   sent ahead of the others, but at the end of this turn of the event loop, with all that came in it.
+- While each turn of the loop brings more members, a batch waits for `MOST_TURNS` of them. The loop
+  is busy then, and fewer, larger batches leave it more time; a loop that is not sends at once.
 - One batch is away at a time (beside a call that went straight through, and members that are
   asked for alone), and the next one fills meanwhile. There is no timer.
 - What has to go in several batches is spread evenly over them.
@@ -28,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
+from _thread import get_ident
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from queue import Empty
@@ -46,6 +49,10 @@ is served while the other half works."""
 
 MOST_BYTES: Final = 1 << 20
 """A batch ends with the member that fills it; a large result does not wait for many others."""
+
+
+MOST_TURNS: Final = 2
+"""More of them make batches hardly larger."""
 
 
 class _Alone(enum.Enum):
@@ -187,7 +194,7 @@ class RequestQueue:
     async def _send(self) -> None:
         batch: list[Member] = []
         try:
-            while batch := self._next.take():
+            while batch := await self._filled():
                 self._crowded = len(batch) > 1
                 await self._send_batch(batch)
         finally:
@@ -195,6 +202,17 @@ class RequestQueue:
             for member in batch:  # only if this task itself was cancelled
                 member.fail(StoreUnavailable(_INTERRUPTED))
             self._reject(_INTERRUPTED)
+
+    async def _filled(self) -> list[Member]:
+        """Take the next batch, after the turns of the loop that bring more members."""
+        for _ in range(MOST_TURNS):
+            waiting = len(self._next)
+            if not 0 < waiting < self._most_members:
+                break
+            await asyncio.sleep(0)
+            if len(self._next) <= waiting:
+                break
+        return self._next.take()
 
     def _reject(self, reason: str) -> None:
         """Answer all callers that wait with an error."""
@@ -315,6 +333,10 @@ class NextBatches(Generic[M]):
         self._most_bytes = most_bytes
         self.members = deque(members)
 
+    def __len__(self) -> int:
+        """Count the members that wait."""
+        return len(self.members)
+
     def append(self, member: M) -> None:
         """Wait behind the others."""
         self.members.append(member)
@@ -395,6 +417,19 @@ def running_loop() -> asyncio.AbstractEventLoop:
             "AsyncIdempotency runs on asyncio, and no event loop of asyncio is running here; under "
             "trio use an Idempotency in threads, as in `await trio.to_thread.run_sync(...)`"
         ) from None
+
+
+def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Tell whether this is the loop that runs in this thread."""
+    # A loop of asyncio's knows the thread that runs it now, and a thread runs one loop at a time.
+    # Until Python 3.12, `get_running_loop` is a call of the operating system.
+    thread = getattr(loop, "_thread_id", _UNKNOWN)
+    if thread is _UNKNOWN:
+        return asyncio._get_running_loop() is loop  # noqa: SLF001 - raises nothing
+    return thread == get_ident()
+
+
+_UNKNOWN: Final = object()
 
 
 def only_loop(first: asyncio.AbstractEventLoop | None, place: str) -> asyncio.AbstractEventLoop:

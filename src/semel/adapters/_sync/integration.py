@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
-from semel.adapters.integration import Engines, awaited, place
+from semel.adapters.integration import Engines, Here, awaited
 from semel.core.attempts import Attempt
 from semel.core.decide import UnstoredResponse
 from semel.engine.setup import Call
@@ -22,7 +22,6 @@ from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
-from semel.stores.thread_batching import Slots
 from semel.sync import Idempotency
 
 LARGE: Final = 64 * 1024
@@ -76,13 +75,13 @@ class Integration:
             if call is None:
                 return None
             self.before_claim()
-            engine, large = self.engines[place()]
-            attempt = engine.internals.begin(call)
+            here = self.engines.here()
+            attempt = here.engine.internals.begin(call)
             if attempt.replayed:
                 return rules.replay(attempt.result, call.identity)
         except (IdempotencyError, Rejected) as error:
             return rules.rejection(error)
-        return self.exchange(engine, rules, call, attempt, request.raw, large)
+        return self.exchange(here, rules, call, attempt, request.raw)
 
     def before_claim(self) -> None:
         """Raise a ConfigError where a key must not be claimed; a hook of frameworks."""
@@ -100,13 +99,12 @@ class Integration:
 class Exchange(Struct, eq=False):
     """One request that runs: entered, then ended by its answer or by an error."""
 
-    _engine: Idempotency
+    here: Here
     rules: RouteRules
     _call: Call
     _attempt: Attempt
     _raw: object
     """The framework's own request, to name its route in the log."""
-    _large: Slots
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -126,7 +124,7 @@ class Exchange(Struct, eq=False):
                 self.rules.log_redirect(status, self._raw)
             outcome = None if decision == "failure" else decision
             undone = UnstoredResponse(f"answered with {status}", outcome)
-            self._engine.internals.failed(self._call, self._attempt, undone)
+            self.here.engine.internals.failed(self._call, self._attempt, undone)
             return None
         try:
             if body is None or len(body) < LARGE:
@@ -140,7 +138,7 @@ class Exchange(Struct, eq=False):
     def _save_in_turn(self, status: int, lines: Iterable[HeaderLine], body: bytes) -> None:
         """Save a large answer, when few others are being saved."""
         try:
-            turn = self._large.get()
+            turn = self.here.large.get()
         except BaseException:
             # Interrupted before its turn: the effect is done, and a retry must not repeat it.
             with suppress(IdempotencyError):
@@ -149,24 +147,24 @@ class Exchange(Struct, eq=False):
         try:
             self._save(status, lines, body)
         finally:
-            self._large.give(turn)
+            self.here.large.give(turn)
 
     def _save(self, status: int, lines: Iterable[HeaderLine], body: bytes | None) -> Any:
         stored = self.rules.stored(status, lines, body)
         self._leave()  # Not before: an answer that cannot be packed is a failure, for `raised`.
-        return self._engine.internals.succeeded(self._call, self._attempt, stored)
+        return self.here.engine.internals.succeeded(self._call, self._attempt, stored)
 
     def unprotected(self) -> None:
         """Free the key: the answer goes out live, and nothing is stored of it."""
         self._leave()
-        self._engine.internals.failed(
+        self.here.engine.internals.failed(
             self._call, self._attempt, UnstoredResponse("a live stream", "forget")
         )
 
     def raised(self, error: BaseException) -> None:
         """Record that the handler raised, as the policy says of failures."""
         self._leave()
-        self._engine.internals.failed(self._call, self._attempt, error)
+        self.here.engine.internals.failed(self._call, self._attempt, error)
 
     def _leave(self) -> None:
         self.ended = True

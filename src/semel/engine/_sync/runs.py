@@ -218,7 +218,8 @@ class Runs(Outcomes[Store]):
         while True:
             sent = monotonic()
             try:
-                answer = self.store.ask(request)
+                asked = self.store.ask(request)
+                answer = asked
                 if self.timed:
                     call.store_seconds += monotonic() - sent
                 step = answer if type(answer) is Claimed else decide(answer, call.rules)

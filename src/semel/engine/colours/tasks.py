@@ -7,7 +7,6 @@ import inspect
 import math
 import sys
 import time
-from _thread import get_ident
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable
 from functools import partial
 from types import CoroutineType
@@ -26,7 +25,7 @@ from semel.engine.colours.leaders import (
     one_for,
 )
 from semel.errors import ConfigError, about
-from semel.stores.batching import running_loop
+from semel.stores.batching import running_loop, runs_here
 
 if TYPE_CHECKING:
     from semel.core.attempts import Lease
@@ -83,24 +82,30 @@ def can_go_on(leases: Collection[Lease]) -> bool:
     return bool(leases)
 
 
-Cancellations: TypeAlias = tuple[asyncio.Task[Any] | None, int]
+Cancellations: TypeAlias = tuple[asyncio.Task[Any], int]
 
 
-def cancellations(guard: LoopGuard) -> Cancellations:
-    """Count how often this task was cancelled so far; `raise_if_cancelled` compares."""
+def cancellations(guard: LoopGuard, awaited: object = None) -> Cancellations | None:
+    """Count how often this task was cancelled so far; `raise_if_cancelled` compares.
+
+    None if a bare future is `awaited`: that swallows no cancellation.
+    """
+    if type(awaited) is asyncio.Future:
+        return None
     task = asyncio.current_task(guard.loop)
-    return task, 0 if task is None else task.cancelling()
+    return None if task is None else (task, task.cancelling())
 
 
-def raise_if_cancelled(before: Cancellations) -> None:
+def raise_if_cancelled(before: Cancellations | None) -> None:
     """Stop after all, when a cancellation since `before` was swallowed on the way.
 
     In Python 3.11 `asyncio.wait_for` does that if what it waits for ends at the same moment, and
     drivers use it.
     """
-    task, count = before
-    if task is not None and task.cancelling() > count:
-        raise asyncio.CancelledError
+    if before is not None:
+        task, count = before
+        if task.cancelling() > count:
+            raise asyncio.CancelledError
 
 
 async def drain(tasks: set[asyncio.Task[Any]], timeout: float) -> None:
@@ -141,9 +146,7 @@ class LoopGuard:
 
         `identity` is what the caller asks for, if it asks for one operation.
         """
-        # A loop of asyncio's knows the thread that runs it now, and a thread runs one loop at a
-        # time. (`get_running_loop` asks the system, until 3.12.)
-        if getattr(self.loop, "_thread_id", None) == get_ident():
+        if self.loop is not None and runs_here(self.loop):
             return
         running = running_loop()
         if self.loop is None:

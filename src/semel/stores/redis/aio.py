@@ -18,6 +18,7 @@ from semel.stores.listening import AsyncListener, AsyncWatch
 from semel.stores.redis.clients import cluster_name, server_name, wrong_client
 from semel.stores.redis.cluster import AsyncClusterTransport
 from semel.stores.redis.commands import (
+    LARGE,
     Command,
     Commands,
     KeyLayout,
@@ -64,9 +65,15 @@ class AsyncRedisStore(AsyncStore):
 
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one request."""
-        if type(request) is ClaimRequest:  # the shortest way: it has no value, and is never urgent
-            claim: Command[Any] = self._commands.claim(request)
-            answer: Awaitable[T] = self.transport.ask(claim)
+        asked: Request[Any] = request
+        # The shortest way for the two of every first execution, which are never urgent.
+        short: Command[Any] | None = None
+        if type(asked) is ClaimRequest:
+            short = self._commands.claim(asked)
+        elif type(asked) is CompleteRequest and len(asked.result.data) < LARGE:
+            short = self._commands.complete(asked)
+        if short is not None:
+            answer: Awaitable[T] = self.transport.ask(short)
             return answer
         if is_large(request):
             return self._ask_large(request)

@@ -129,26 +129,31 @@ class KeyLayout:
         self.prefix = prefix
         self.indexes = [f"{prefix}{{{bucket}}}{_INDEX_NAME}".encode() for bucket in range(BUCKETS)]
         """The keys of all indexes."""
-        self._records = [f"{prefix}{{{bucket}}}".encode() for bucket in range(BUCKETS)]
-        self.packed_indexes = {index: _size(len(index)) + index for index in self.indexes}
-        """The keys of all indexes, each as an argument of a command."""
+        self._buckets = [
+            (f"{prefix}{{{bucket}}}".encode(), index, _size(len(index)) + index)
+            for bucket, index in enumerate(self.indexes)
+        ]
 
     def record(self, identity: Identity) -> bytes:
         """The key of the record."""
         encoded = identity.encoded
-        return self._records[crc32(encoded) % BUCKETS] + encoded
+        return self._buckets[crc32(encoded) % BUCKETS][0] + encoded
 
     def record_and_index(self, identity: Identity) -> tuple[bytes, bytes]:
         """The key of the record, and the key of the index of running leases beside it."""
+        return self.place(identity)[:2]
+
+    def place(self, identity: Identity) -> tuple[bytes, bytes, bytes]:
+        """The keys of the record and of its index; and the index as an argument of a command."""
         encoded = identity.encoded
-        bucket = crc32(encoded) % BUCKETS
-        return self._records[bucket] + encoded, self.indexes[bucket]
+        beginning, index, packed_index = self._buckets[crc32(encoded) % BUCKETS]
+        return beginning + encoded, index, packed_index
 
     def upload(self, identity: Identity, owner: bytes) -> bytes:
         """The key of a large outcome on its way into the record, for this attempt alone."""
         encoded = identity.encoded
-        bucket = self._records[crc32(encoded) % BUCKETS]
-        return b"%b%b%b:%b" % (bucket, _UPLOAD_NAME, owner.hex().encode(), encoded)
+        beginning = self._buckets[crc32(encoded) % BUCKETS][0]
+        return b"%b%b%b:%b" % (beginning, _UPLOAD_NAME, owner.hex().encode(), encoded)
 
     def pattern(self, scope: str | None, key_prefix: str) -> bytes:
         """A glob for SCAN that finds the records asked for, and perhaps a few more."""
@@ -247,6 +252,8 @@ class Command(Struct, Generic[Answer], frozen=True, gc=False):
     """The command as it is sent, for those that are sent most, and for plain commands."""
     asked: Command[Answer] | None = None
     """Set when this reads the large record that was the reply to another command."""
+    last_args: tuple[Argument, ...] = ()
+    """Arguments behind `args` that all commands of a policy share."""
 
     def packed(self) -> bytes:
         """Write the command that runs the script by its digest."""
@@ -257,7 +264,7 @@ class Command(Struct, Generic[Answer], frozen=True, gc=False):
     def parts(self, *, with_text: bool) -> tuple[Argument, ...]:
         """What to send: the digest, or the whole text for a server that forgot it."""
         head = ("EVAL", self.script.text) if with_text else ("EVALSHA", self.script.sha)
-        return (*head, len(self.keys), *self.keys, *self.args)
+        return (*head, len(self.keys), *self.keys, *self.args, *self.last_args)
 
     def next_command(self, judged: Large) -> Command[Answer]:
         """Build the command whose reply has the answer: the record, or the same question again.
@@ -515,22 +522,24 @@ class _Template(Struct, frozen=True):
         read: Callable[[Any], Answer | Large],
     ) -> Command[Answer]:
         """Write the command about this record, for this owner, with these bytes."""
-        keys = record, index = layout.record_and_index(identity)
+        record, index, packed_index = layout.place(identity)
         written = b"".join(
             (
                 self.opening,
                 _size(len(record)),
                 record,
-                layout.packed_indexes[index],
-                _size(len(owner)),
+                packed_index,
+                _SIZES[len(owner)],
                 owner,
                 _size(len(content)),
                 content,
                 self.packed,
             )
         )
-        arguments = (owner, content, *self.arguments)
-        return Command(self.script, keys, arguments, read, self.lease, written)
+        return Command(
+            self.script, (record, index), (owner, content), read, self.lease, written, None,
+            self.arguments,
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

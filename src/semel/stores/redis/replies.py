@@ -172,8 +172,9 @@ _HOLD, _RETRYABLE, _FINGERPRINT = 4, 8, 16
 _STATE = 3
 _STATES = tuple(State)
 _HEADER = struct.Struct(f">BBBI7s6s6s{OWNER_BYTES}s")
-_REPLAYED = struct.Struct(">BBI7s")
-"""Of the header, what a replay needs."""
+_REPLAYED = struct.Struct(">BBBIQ")
+"""Of the header, what a replay needs; the last number is the fence and a byte of what follows."""
+_HEADER_BYTES: Final = _HEADER.size
 _RUNNING_TAIL = 13
 
 LONGEST_HEADER: Final = _HEADER.size + FINGERPRINT_BYTES * 9
@@ -244,15 +245,20 @@ def unpack_record(identity: Identity, raw: bytes, expires_ms: int, now_us: int) 
 
 def unpack_finished(raw: bytes, remaining: float) -> Finished:
     """Read of a record that has ended only what a replay needs."""
-    _check_version(raw)
+    # Every replay comes here, so the usual case is written out.
     try:
-        flags, replaced, number, fence = _REPLAYED.unpack_from(raw, 1)
+        version, flags, replaced, number, fence = _REPLAYED.unpack_from(raw)
+        if version != VERSION:
+            _check_version(raw)
         prints = replaced + 1 if flags & _FINGERPRINT else replaced
-        outcome = unpack_outcome(raw, _HEADER.size + FINGERPRINT_BYTES * prints)
+        at = _HEADER_BYTES + FINGERPRINT_BYTES * prints
+        codec = _CODEC_NAMES.get(raw[at])
+        outcome = unpack_outcome(raw, at) if codec is None else Encoded(codec, raw[at + 1 :])
         state = _STATES[flags & _STATE]
     except (struct.error, ValueError, IndexError) as broken:
+        _check_version(raw)
         raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken
-    return Finished(state, outcome, number, int.from_bytes(fence), remaining)
+    return Finished(state, outcome, number, fence >> 8, remaining)
 
 
 def unpack_ended(raw: bytes, remaining: float) -> Ended | None:

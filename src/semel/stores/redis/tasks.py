@@ -30,7 +30,7 @@ from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as TimedOut
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.batching import has_ended, only_loop
+from semel.stores.batching import has_ended, only_loop, runs_here
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
@@ -489,14 +489,11 @@ class AsyncServerTransport(AsyncTransport):
 
     def ask(self, command: Command[Answer], *, urgent: bool = False) -> Awaitable[Answer]:
         """Send one command: straight through a connection that is open."""
-        try:
-            here = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            here = False  # outside of any loop a verb may be prepared
+        here = self._loop is not None and runs_here(self._loop)  # a verb may be prepared elsewhere
         connection = self._connections.ready() if here and not (urgent or self._closed) else None
         if connection is None or (self._follows_the_primary and connection.silent()):
             return super().ask(command, urgent=urgent)
-        return connection.ask(command.packed(), command)
+        return connection.ask(command.written or command.packed(), command)
 
     def _send_again(
         self, answer: asyncio.Future[Answer], command: Command[Answer], since: float
