@@ -18,8 +18,8 @@ HEAD = """# What semel costs
 Written by `make bench`: {machine}. Contenders took turns, round by round; a figure is the median
 of its rounds, a ratio the median of the ratios of the same round. Operations return 100 bytes of
 JSON unless a size is named. PostgreSQL and MariaDB flush each commit, SQLite runs at FULL; where
-the disk flushes slowly, figures per second are lower for everybody, and ratios say more. Wake-ups,
-the memory store, HTTP and queues are measured at real-time priority, where that is allowed.
+the disk flushes slowly, figures per second are lower for everybody, and ratios say more. Wake-ups
+are measured at real-time priority, where that is allowed.
 
 ![First executions per second, 128 tasks](chart.svg)
 """

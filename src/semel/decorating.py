@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 from msgspec import UNSET
 
 from semel.core.codec import returned_by
-from semel.core.keys import Arguments, KeyRules, compile_template, digest_key
+from semel.core.keys import Arguments, KeyRules, check_plain, compile_template, digest_key
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
 from semel.core.schedules import Period, Schedule, Slot, rules_of_slot, seconds_left
 from semel.errors import ConfigError, InvalidKey
@@ -158,6 +158,7 @@ def key_maker(
 
         return key_of
     if callable(key):
+        check_plain(f"{name}: key", key)
         return lambda call: key(*call.args, **call.kwargs)
     raise ConfigError(
         f"{name}: key must be a template, a callable or None, not {type(key).__name__}"
@@ -169,6 +170,7 @@ def payload_maker(
 ) -> Callable[[Arrived], object]:
     """Make the function that picks the payload of a call of the function `name`."""
     if callable(payload):
+        check_plain(f"{name}: payload", payload)
         return lambda call: payload(*call.args, **call.kwargs)
     names: tuple[str, ...] = ()
     if isinstance(payload, str):

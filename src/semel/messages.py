@@ -23,7 +23,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from semel.core.fingerprint import fingerprint
-from semel.core.keys import Template, compile_template
+from semel.core.keys import Template, check_plain, compile_template
 from semel.core.policy import Policy, Rules, changed
 from semel.errors import (
     AttemptsExhausted,
@@ -321,6 +321,7 @@ def _key_source(
 def _function(name: str, value: object, kinds: str = "a function") -> Any:
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be {kinds} or None; got {value!r}")
+    check_plain(name, value)
     return value
 
 

@@ -507,6 +507,10 @@ def test_what_is_no_function_is_refused(engine, thing):
         engine.once()(thing)
 
 
+async def awaited(a, b=2):
+    return f"{a}-{b}"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -516,6 +520,8 @@ def test_what_is_no_function_is_refused(engine, thing):
         ({"key": "{a"}, "the key template '{a' is wrong"),
         ({"key": "{a.__class__}"}, "private name"),
         ({"key": 5}, "key must be a template, a callable or None, not int"),
+        ({"key": awaited}, "key must be a plain function: nobody would await an async one"),
+        ({"payload": awaited}, "payload must be a plain function"),
         ({"payload": "c"}, "payload must name arguments of the function (a, b); got 'c'"),
         ({"payload": ["a", "c"]}, "payload must name arguments"),
         ({"payload": []}, "payload must name arguments"),

@@ -118,6 +118,15 @@ def test_what_is_compared_is_the_body_or_what_a_function_says():
 # --- options ---------------------------------------------------------------------------------
 
 
+async def awaited(message):
+    return message.id
+
+
+class Awaited:
+    async def __call__(self, message):
+        return message.body
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -128,6 +137,8 @@ def test_what_is_compared_is_the_body_or_what_a_function_says():
         ({"key": 7}, "key must be a template, a function or None; got 7"),
         ({"key": "{number}"}, "there is no argument 'number'; there are: message, headers, body"),
         ({"key": "fixed"}, "every call would have the same key"),
+        ({"key": awaited}, "key must be a plain function: nobody would await an async one"),
+        ({"payload": Awaited()}, "payload must be a plain function"),
         ({"missing": "invent"}, "missing must be 'reject' or 'digest'; got 'invent'"),
         ({"payload": "body"}, "payload must be a function or None; got 'body'"),
         ({"policy": {"ttl": 5}}, "policy must be a Policy, not dict"),

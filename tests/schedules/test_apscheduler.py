@@ -133,6 +133,14 @@ def test_a_job_without_an_id_is_rejected_unless_it_runs_on_a_date(background):
         scheduler.start()
 
 
+@pytest.mark.parametrize("job_id", ["r" * 240, "ä" * 50])
+def test_an_id_that_cannot_be_a_key_is_rejected_before_the_job_is_due(background, job_id):
+    scheduler = background()
+    scheduler.add_job(noop, "cron", hour=3, id=job_id)
+    with pytest.raises(ConfigError, match="cannot be the key of a record"):
+        scheduler.start()
+
+
 @pytest.mark.parametrize(
     "trigger", [CronTrigger(hour=3), IntervalTrigger(hours=1, start_date=START)]
 )

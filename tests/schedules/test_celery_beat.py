@@ -154,6 +154,13 @@ def test_an_interval_that_begins_with_its_beat_stops_beat_at_its_start(beat, tim
         beat({"report": {"task": "reports.make", "schedule": timing}})
 
 
+@pytest.mark.parametrize("name", ["r" * 231, "ä" * 40])
+def test_a_name_that_is_too_long_for_a_key_stops_beat_at_its_start(beat, name):
+    with pytest.raises(ConfigError, match="too long for the key of a record"):
+        beat({name: {"task": "reports.make", "schedule": every(60)}})
+    beat({name[: len(name) // 2]: {"task": "reports.make", "schedule": every(60)}})
+
+
 def test_an_entry_that_is_added_later_is_rejected_when_it_is_due(beat, app):
     scheduler = beat({})
     entry = scheduler.add(name="report", task="reports.make", schedule=60)

@@ -31,11 +31,11 @@ from msgspec import UNSET, Struct
 from semel.aio import AsyncIdempotency
 from semel.core.optional import Needed
 from semel.core.policy import DAY, Duration, Policy, seconds
-from semel.core.schedules import EARLY, in_utc, rules_of_slot
+from semel.core.schedules import EARLY, EPOCH, in_utc, rules_of_slot
 from semel.engine._sync.once_per import run_unless_taken
 from semel.engine.once_per import aio_run_unless_taken
 from semel.engine.setup import Call, Setup
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InvalidKey
 from semel.events import logger
 from semel.sync import Idempotency
 
@@ -110,6 +110,7 @@ class _OnceExecutor(BaseExecutor):
 
     def check(self, job: Job) -> None:
         """Raise a `ConfigError` if processes would not agree about the id or times of this job."""
+        self._check_key(job)
         trigger = job.trigger
         if isinstance(trigger, DateTrigger):
             return
@@ -124,6 +125,14 @@ class _OnceExecutor(BaseExecutor):
                 f"the job {job.name!r} (id {job.id!r}) would run more than once: {problem}"
             )
 
+    def _check_key(self, job: Job) -> None:
+        try:
+            self._setup.key_rules.check(_key_of(job, EPOCH + TOLERANCE))
+        except InvalidKey as error:
+            raise ConfigError(
+                f"the id of the job {job.name!r} cannot be the key of a record: {error}"
+            ) from error
+
     def _do_submit_job(self, job: Job, run_times: Sequence[datetime]) -> None:
         self.check(job)
         times = _RunTimes(run_times)
@@ -135,7 +144,7 @@ class _OnceExecutor(BaseExecutor):
         next_time = job.trigger.get_next_fire_time(run_time, run_time)
         gap = 0.0 if next_time is None else next_time.timestamp() - run_time.timestamp()
         return setup.call(
-            f"{quote(job.id, safe='/:')}@{in_utc(_rounded(run_time))}",
+            _key_of(job, run_time),
             self._scope,
             UNSET,
             rules_of_slot(
@@ -334,6 +343,11 @@ def _wrong_time(trigger: Any, run_time: datetime) -> str:
     elif isinstance(trigger, CronTrigger | BaseCombiningTrigger):
         own = run_time.microsecond == 0
     return "" if own else "its next_run_time is not a time of its trigger: leave next_run_time out"
+
+
+def _key_of(job: Job, run_time: datetime) -> str:
+    """Return the key of a job at one of its times."""
+    return f"{quote(job.id, safe='/:')}@{in_utc(_rounded(run_time))}"
 
 
 def _rounded(run_time: datetime) -> datetime:

@@ -22,6 +22,7 @@ from uuid import UUID, uuid5
 
 from msgspec import UNSET
 
+from semel.core.keys import MAX_KEY_LENGTH
 from semel.core.optional import Needed
 from semel.core.policy import Duration, Policy, seconds
 from semel.core.schedules import EPOCH, rules_of_slot
@@ -111,7 +112,7 @@ class _OnceScheduler(Scheduler):
         check(entry)
         due = latest_due(entry.schedule, entry.schedule.now())
         entry = self.reserve(entry) if advance else entry
-        key = f"{quote(entry.name, safe='/:')}@{due.isoformat()}"
+        key = key_of(entry.name, due)
         task_id = str(uuid5(NAMESPACE, f"{self._scope}:{key}"))
         to_send = _copy(entry, options={"task_id": task_id, **entry.options})
         sent: list[Any] = []
@@ -178,6 +179,17 @@ def check(entry: Any) -> None:
             f"({entry.schedule!r}) are not the same for all beats. Use crontab(...), or "
             "semel.adapters.celery_beat.every(...), which counts an interval from 1970 on"
         )
+    too_long = len(key_of(entry.name, EPOCH)) - MAX_KEY_LENGTH
+    if too_long > 0:
+        raise ConfigError(
+            f"the name of the entry {entry.name[:40]!r}... is too long for the key of a record, by "
+            f"{too_long} characters; each that is no ASCII letter or digit may take three or more"
+        )
+
+
+def key_of(name: str, due: datetime) -> str:
+    """Return the key of an entry that is due at this time."""
+    return f"{quote(name, safe='/:')}@{due.isoformat()}"
 
 
 def latest_due(timing: Any, now: datetime) -> datetime:

@@ -106,6 +106,13 @@ def first_bad_character(text: str) -> int | None:
     return next((at for at, char in enumerate(text) if char == " " or not char.isprintable()), None)
 
 
+def check_plain(name: str, function: object) -> None:
+    """Raise a `ConfigError` for an async function, whose result nobody would await."""
+    called = (function, getattr(function, "__call__", None))  # noqa: B004 - of an object
+    if any(map(inspect.iscoroutinefunction, called)):
+        raise ConfigError(f"{name} must be a plain function: nobody would await an async one")
+
+
 # --- keys from keys ----------------------------------------------------------------------
 
 _ESCAPED_PART = str.maketrans({"%": "%25", ":": "%3A"})
