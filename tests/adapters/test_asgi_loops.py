@@ -10,6 +10,7 @@ import pytest
 from semel import AsyncIdempotency
 from semel.adapters import integration
 from semel.adapters.asgi import IdempotencyMiddleware
+from stores.sqlite_helpers import in_a_fork
 
 runs = []
 
@@ -116,3 +117,11 @@ def test_an_engine_of_the_applications_own_stays_with_its_loop(sqlite_url, caplo
     assert asyncio.run(asked(app, b"k")) == (200, None)
     assert asyncio.run(asked(app, b"k")) == (500, None)
     assert "another event loop" in caplog.text
+
+
+async def test_a_forked_child_answers_on_a_loop_of_its_own():
+    app = IdempotencyMiddleware(application, "memory://")
+    assert await asked(app, b"k") == (200, None)
+    assert in_a_fork(lambda: asyncio.run(asked(app, b"child"))) == "(200, None)"
+    assert await asked(app, b"k") == (200, b"true")
+    await app._integration.close()

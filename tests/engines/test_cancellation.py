@@ -21,7 +21,7 @@ from semel import (
     events,
     open_async_store,
 )
-from semel.core.records import State
+from semel.core.records import ClaimRequest, State
 from semel.stores.memory import AsyncMemoryStore
 from semel.testing import AsyncFaultyStore, Call, Delay, Refuse
 
@@ -344,6 +344,44 @@ async def test_a_cancellation_that_a_driver_swallows_is_heeded(verb, hold):
         await until(lambda: not store.swallows)
         await cancelled(task)
         assert runs == ([1] if verb == "complete" else [])
+        assert await idem.execute("k", counts, policy=IMPATIENT) == "once"
+        assert runs == [1]
+
+
+class Promising(AsyncMemoryStore):
+    """A store that answers claims by a future, as Redis does."""
+
+    promised = None
+
+    def ask(self, request):
+        if self.promised is None and type(request) is ClaimRequest:
+            self.promised = asyncio.get_running_loop().create_future()
+            self.claim_of = request
+            return self.promised
+        return super().ask(request)
+
+
+@pytest.mark.parametrize("answered", ["before", "after"])
+async def test_a_claim_by_a_future_that_is_answered_in_the_turn_of_a_cancellation_is_given_back(
+    answered,
+):
+    store, runs = Promising(), []
+
+    async def counts():
+        runs.append(1)
+        return "once"
+
+    async with AsyncIdempotency(store) as idem:
+        call = asyncio.create_task(idem.execute("k", counts))
+        await until(lambda: store.promised is not None)
+        claimed = await AsyncMemoryStore.ask(store, store.claim_of)
+        if answered == "before":
+            store.promised.set_result(claimed)
+        call.cancel()
+        if answered == "after" and not store.promised.done():
+            store.promised.set_result(claimed)
+        await cancelled(call)
+        assert runs == []
         assert await idem.execute("k", counts, policy=IMPATIENT) == "once"
         assert runs == [1]
 

@@ -481,6 +481,25 @@ async def test_nobody_waits_for_ever_when_the_tasks_of_a_queue_are_cancelled(bat
     assert isinstance(await batcher.ask(ask("f")), Claimed)
 
 
+async def test_a_sender_that_is_cancelled_between_two_batches_ends_nothing_that_is_asked_for_alone(
+    batcher, store
+):
+    first = await crowd(batcher, store, "abc")
+    store.trouble = {"b": ALONE, "c": ALONE}
+    store.single_gate.clear()
+    waiting = task(batcher.ask(ask("d")))
+    await asyncio.sleep(0)
+    store.gate.set()
+    queue = batcher._claims
+    while not queue._stragglers:
+        await asyncio.sleep(0)
+    queue._sender.cancel()  # while it waits for more members than "d"
+    with pytest.raises(StoreUnavailable):
+        await waiting
+    store.single_gate.set()
+    assert all([isinstance(await one, Claimed) for one in first])
+
+
 def test_another_event_loop_is_the_stores_business():
     store = None
 

@@ -381,3 +381,10 @@ def test_hiredis_is_given_no_number_to_write(monkeypatch):
 def test_a_finished_record_that_is_cut_short_is_unreadable():
     with pytest.raises(RecordUnreadable, match="damaged"):
         unpack_finished(b"\x01\x01", 0.0)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x02", b"\x02\x01\x00", b"\x02" + b"x" * 80])
+def test_a_finished_record_of_another_version_is_named_as_such_however_short_it_is(raw):
+    said = "it is version 2" if raw else "it is empty"
+    with pytest.raises(RecordUnreadable, match=said):
+        unpack_finished(raw, 0.0)

@@ -313,7 +313,8 @@ class Background:
         self, request: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None
     ) -> asyncio.Task[T]:
         """Run a request on `loop`, which runs here; the caller ends or leaves it."""
-        task = (loop or asyncio.get_running_loop()).create_task(request)
+        loop = asyncio.get_running_loop() if loop is None else loop
+        task = loop.create_task(request)
         self._tasks.add(task)
         return task
 

@@ -10,9 +10,9 @@ The rules of a queue (claims have one, and completes another):
 
 - While the queue is idle, a call bypasses it and runs in the task of its caller.
 - Those that went together come back together: after a batch of two or more, the next call is not
-  sent ahead of the others, but at the end of this turn of the event loop, with all that came in it.
-- While each turn of the loop brings more members, a batch waits for `MOST_TURNS` of them. The loop
-  is busy then, and fewer, larger batches leave it more time; a loop that is not sends at once.
+  sent ahead of the others, but in a batch with those that come in the same turn of the event loop.
+- A batch that is not full waits one turn of the loop for more members, and at most `MOST_TURNS`
+  while each turn brings some: the loop is busy then, and larger batches leave it more time.
 - One batch is away at a time (beside a call that went straight through, and members that are
   asked for alone), and the next one fills meanwhile. There is no timer.
 - What has to go in several batches is spread evenly over them.
@@ -30,7 +30,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
-from _thread import get_ident
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from queue import Empty
@@ -52,8 +51,7 @@ MOST_BYTES: Final = 1 << 20
 
 
 MOST_TURNS: Final = 2
-"""More of them make batches hardly larger."""
-
+"""How many turns of the event loop a batch waits at most; with more, batches hardly grow."""
 
 class _Alone(enum.Enum):
     ALONE = enum.auto()
@@ -197,6 +195,7 @@ class RequestQueue:
             while batch := await self._filled():
                 self._crowded = len(batch) > 1
                 await self._send_batch(batch)
+                batch = []  # each has its answer, or is asked for alone
         finally:
             self._sender = None
             for member in batch:  # only if this task itself was cancelled
@@ -206,11 +205,11 @@ class RequestQueue:
     async def _filled(self) -> list[Member]:
         """Take the next batch, after the turns of the loop that bring more members."""
         for _ in range(MOST_TURNS):
-            waiting = len(self._next)
+            waiting = len(self._next.members)
             if not 0 < waiting < self._most_members:
                 break
             await asyncio.sleep(0)
-            if len(self._next) <= waiting:
+            if len(self._next.members) <= waiting:
                 break
         return self._next.take()
 
@@ -333,10 +332,6 @@ class NextBatches(Generic[M]):
         self._most_bytes = most_bytes
         self.members = deque(members)
 
-    def __len__(self) -> int:
-        """Count the members that wait."""
-        return len(self.members)
-
     def append(self, member: M) -> None:
         """Wait behind the others."""
         self.members.append(member)
@@ -420,16 +415,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    """Tell whether this is the loop that runs in this thread."""
-    # A loop of asyncio's knows the thread that runs it now, and a thread runs one loop at a time.
-    # Until Python 3.12, `get_running_loop` is a call of the operating system.
-    thread = getattr(loop, "_thread_id", _UNKNOWN)
-    if thread is _UNKNOWN:
-        return asyncio._get_running_loop() is loop  # noqa: SLF001 - raises nothing
-    return thread == get_ident()
-
-
-_UNKNOWN: Final = object()
+    """Tell whether this is the loop that runs in this thread; in a forked child none does."""
+    return asyncio._get_running_loop() is loop  # noqa: SLF001 - raises nothing where none runs
 
 
 def only_loop(first: asyncio.AbstractEventLoop | None, place: str) -> asyncio.AbstractEventLoop:

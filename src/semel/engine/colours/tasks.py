@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 import time
+from _thread import get_ident
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable
 from functools import partial
 from types import CoroutineType
@@ -25,7 +26,7 @@ from semel.engine.colours.leaders import (
     one_for,
 )
 from semel.errors import ConfigError, about
-from semel.stores.batching import running_loop, runs_here
+from semel.stores.batching import running_loop
 
 if TYPE_CHECKING:
     from semel.core.attempts import Lease
@@ -88,7 +89,8 @@ Cancellations: TypeAlias = tuple[asyncio.Task[Any], int]
 def cancellations(guard: LoopGuard, awaited: object = None) -> Cancellations | None:
     """Count how often this task was cancelled so far; `raise_if_cancelled` compares.
 
-    None if a bare future is `awaited`: that swallows no cancellation.
+    None if a bare future is `awaited`: a task that is cancelled then gets `CancelledError` for
+    sure, even if the future is done by then.
     """
     if type(awaited) is asyncio.Future:
         return None
@@ -146,7 +148,9 @@ class LoopGuard:
 
         `identity` is what the caller asks for, if it asks for one operation.
         """
-        if self.loop is not None and runs_here(self.loop):
+        # A loop of asyncio's knows the thread that runs it now, and a thread runs one loop at a
+        # time. (`get_running_loop` asks the system, until 3.12.) A forked child has a new guard.
+        if getattr(self.loop, "_thread_id", None) == get_ident():
             return
         running = running_loop()
         if self.loop is None:

@@ -66,7 +66,7 @@ class AsyncRedisStore(AsyncStore):
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one request."""
         asked: Request[Any] = request
-        # The shortest way for the two of every first execution, which are never urgent.
+        # Claims and completes, which every first execution sends, are never urgent.
         short: Command[Any] | None = None
         if type(asked) is ClaimRequest:
             short = self._commands.claim(asked)

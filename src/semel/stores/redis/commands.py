@@ -253,7 +253,7 @@ class Command(Struct, Generic[Answer], frozen=True, gc=False):
     asked: Command[Answer] | None = None
     """Set when this reads the large record that was the reply to another command."""
     last_args: tuple[Argument, ...] = ()
-    """Arguments behind `args` that all commands of a policy share."""
+    """Arguments after `args`, which all commands of a policy share."""
 
     def packed(self) -> bytes:
         """Write the command that runs the script by its digest."""
@@ -529,17 +529,17 @@ class _Template(Struct, frozen=True):
                 _size(len(record)),
                 record,
                 packed_index,
-                _SIZES[len(owner)],
+                _size(len(owner)),
                 owner,
                 _size(len(content)),
                 content,
                 self.packed,
             )
         )
+        keys, args = (record, index), (owner, content)
         return Command(
-            self.script, (record, index), (owner, content), read, self.lease, written, None,
-            self.arguments,
-        )  # fmt: skip
+            self.script, keys, args, read, self.lease, written, last_args=self.arguments
+        )
 
 
 @lru_cache(maxsize=256)

@@ -489,11 +489,12 @@ class AsyncServerTransport(AsyncTransport):
 
     def ask(self, command: Command[Answer], *, urgent: bool = False) -> Awaitable[Answer]:
         """Send one command: straight through a connection that is open."""
-        here = self._loop is not None and runs_here(self._loop)  # a verb may be prepared elsewhere
+        # Outside of any loop, a verb may be prepared.
+        here = self._loop is not None and runs_here(self._loop)
         connection = self._connections.ready() if here and not (urgent or self._closed) else None
         if connection is None or (self._follows_the_primary and connection.silent()):
             return super().ask(command, urgent=urgent)
-        return connection.ask(command.written or command.packed(), command)
+        return connection.ask(command.packed(), command)
 
     def _send_again(
         self, answer: asyncio.Future[Answer], command: Command[Answer], since: float
