@@ -115,6 +115,21 @@ async def test_a_streamed_answer_is_replayed_whole(engine):
     assert app.runs == 1
 
 
+async def test_a_streamed_answer_may_use_its_buffer_again(engine):
+    async def answer(scope, receive, send):
+        async def views():
+            buffer = bytearray(4)
+            for number in range(3):
+                buffer[:] = b"%04d" % number
+                yield memoryview(buffer)
+
+        await StreamingResponse(views(), media_type="text/plain")(scope, receive, send)
+
+    async with served(IdempotencyMiddleware(By(answer), engine)) as client:
+        answers = [await client.post("/", headers=keyed()) for _ in range(2)]
+    assert [each.text for each in answers] == ["000000010002"] * 2
+
+
 @pytest.mark.parametrize("chunks", [[b"x" * 11], [b"x" * 4] * 3])
 async def test_an_answer_above_the_limit_reaches_its_first_caller_and_is_omitted_after(
     engine, chunks

@@ -125,3 +125,25 @@ async def test_a_forked_child_answers_on_a_loop_of_its_own():
     assert in_a_fork(lambda: asyncio.run(asked(app, b"child"))) == "(200, None)"
     assert await asked(app, b"k") == (200, b"true")
     await app._integration.close()
+
+
+def test_the_end_of_a_loop_waits_for_no_request_of_another_loop(monkeypatch):
+    background, waited_for = integration.Background(), []
+
+    async def wait(tasks, *, timeout):
+        waited_for.extend(tasks)
+
+    async def begin():
+        return background.begin(asyncio.sleep(0))
+
+    async def end():
+        own = await begin()
+        await background.drain()
+        return own
+
+    monkeypatch.setattr(asyncio, "wait", wait)
+    with asyncio.Runner() as paused:
+        paused.run(begin())
+        with asyncio.Runner() as ending:
+            own = ending.run(end())
+            assert waited_for == [own]

@@ -180,6 +180,8 @@ GARBAGE = {
     "a byte": b"\x01",
     "two bytes, succeeded": b"\x01\x01",
     "two bytes, failed": b"\x01\x02",
+    "unknown state": b"\x01\x03" + b"\x00" * 80,
+    "nine replaced fingerprints": b"\x01\x00\x09" + b"\x00" * 200,
 }
 
 

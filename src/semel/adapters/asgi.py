@@ -336,7 +336,7 @@ class Protected(Struct, eq=False):
 
     async def _hold(self, start: Message, message: Message) -> None:
         """Keep a part of the answer, or let it go if there are too many."""
-        chunk = message.get("body", b"")
+        chunk = bytes(message.get("body", b""))  # of a view, a copy: its buffer may be used again
         if not chunk:
             return
         self._size += len(chunk)

@@ -332,9 +332,10 @@ class Background:
             logger.error("a request whose client had gone raised", exc_info=task.exception())
 
     async def drain(self) -> None:
-        """Wait for the last of them, but not for ever."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_LAST_REQUESTS)
+        """Wait for the last of them that run on this loop, but not for ever."""
+        loop = asyncio.get_running_loop()
+        if here := [task for task in self._tasks.copy() if task.get_loop() is loop]:
+            await asyncio.wait(here, timeout=_LAST_REQUESTS)
 
 
 class Flow(Struct, eq=False):

@@ -44,6 +44,7 @@ from semel.core.records import (
     FINGERPRINT_BYTES,
     OWNER_BYTES,
     PROCESSING,
+    SUPERSEDED_LIMIT,
     Abandoned,
     Busy,
     Claim,
@@ -284,6 +285,8 @@ def _check_version(raw: bytes) -> None:
 def _unpack(identity: Identity, raw: bytes, expires_at: float, now: float) -> Record:
     _, flags, replaced, number, fence, created, updated, owner = _HEADER.unpack_from(raw)
     state = State(flags & _STATE)
+    if replaced > SUPERSEDED_LIMIT:
+        raise ValueError("too many replaced fingerprints")
     at = _HEADER.size
     fingerprint = None
     if flags & _FINGERPRINT:

@@ -12,7 +12,7 @@ local found = redis.call('GETRANGE', KEYS[1], '0', '65535')  -- as text: numbers
 if #found > 38 and ARGV[6] ~= '1' then
   local version, flags, replaced = string.byte(found, 1, 3)
   local state, retryable, has_fingerprint = flags % 4, flags % 16 >= 8, flags % 32 >= 16
-  if version == 1 and (state == 1 or (state == 2 and not retryable)) then
+  if version == 1 and replaced <= 8 and (state == 1 or (state == 2 and not retryable)) then
     local outcome, same = 38 + 16 * replaced, true
     if has_fingerprint then
       outcome = outcome + 16

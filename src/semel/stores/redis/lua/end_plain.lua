@@ -7,7 +7,8 @@ if not found then return 0 end
 local version, flags, replaced = string.byte(found, 1, 3)
 -- PROCESSING, with hold and a fingerprint or without, and no other flag: neither retryable, which
 -- only an end can be, nor waited for.
-if KEYS[2] and #found > 38 and version == 1 and flags % 4 == 0 and flags % 16 < 8 and flags < 32
+if KEYS[2] and #found > 38 and version == 1 and replaced <= 8
+  and flags % 4 == 0 and flags % 16 < 8 and flags < 32
   and tonumber(ARGV[4]) > 0 and ARGV[6] == '1' and not ARGV[7]
   and string.sub(found, 27, 38) == ARGV[1] then
   local tail = 38 + 16 * (flags >= 16 and replaced + 1 or replaced)

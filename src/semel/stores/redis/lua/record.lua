@@ -55,6 +55,8 @@ local function parse(raw)
   _, flags, replaced, record.number, record.fence, record.created, record.updated, record.owner =
     struct.unpack('>BBBI4I7I6I6c12', raw)
   record.state = bit.band(flags, 3)
+  if record.state > FAILED then unreadable('unknown state') end
+  if replaced > SUPERSEDED_LIMIT then unreadable('too many replaced fingerprints') end
   record.hold = bit.band(flags, HOLD) ~= 0
   record.retryable = bit.band(flags, RETRYABLE) ~= 0
   record.waited_for = bit.band(flags, WAITED_FOR)
