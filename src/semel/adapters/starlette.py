@@ -534,7 +534,7 @@ async def _sent(response: Response, request: Request, flow: Flow) -> tuple[Respo
 
     async def send(message: Any) -> None:
         start.update(message)
-        await flow.take(message.get("body", b""), begun)
+        await flow.take(bytes(message.get("body", b"")), begun)
 
     quiet = {**request.scope, "extensions": {}, "asgi": _SENT_AT_ONCE}
     await response(quiet, request.receive, send)
