@@ -23,7 +23,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from semel.core.fingerprint import fingerprint
-from semel.core.keys import Template, check_plain, compile_template
+from semel.core.keys import KeyRules, Template, check_plain, compile_template
 from semel.core.policy import Policy, Rules, changed
 from semel.errors import (
     AttemptsExhausted,
@@ -180,6 +180,10 @@ class MessageRules:
                 'consumer must be a text, such as consumer="mailer": it names who handles the '
                 f"messages, and keeps their records apart from those of others; got {consumer!r}"
             )
+        try:
+            KeyRules().check_scope(consumer, "name")
+        except InvalidKey as error:
+            raise ConfigError(f"consumer: {error}") from error
         self.consumer = consumer
         self._template, self._function = _key_source(options.get("key"))
         self._missing = _one_of("missing", options.get("missing", "reject"), "reject", "digest")
@@ -189,12 +193,9 @@ class MessageRules:
             raise ConfigError(f"dead_letters must be True or False; got {dead_letters!r}")
         self.dead_letters = dead_letters
         self.framework_retries = framework_retries
-        try:
-            self.policy = _policy_of(
-                options.get("policy"), levels(consumer), not_done, consumer, resolved
-            )
-        except InvalidKey as error:
-            raise ConfigError(f"consumer: {error}") from error
+        self.policy = _policy_of(
+            options.get("policy"), levels(consumer), not_done, consumer, resolved
+        )
 
     # --- which operation a message is --------------------------------------------------------
 
@@ -225,6 +226,8 @@ class MessageRules:
             return message.body
         try:
             return self._payload(message)
+        except SerializationError:
+            raise
         except Exception as error:
             raise SerializationError(f"the function payload= raised {described(error)}") from error
 
@@ -354,7 +357,13 @@ def _by_function(function: Callable[[Message], str | None], message: Message) ->
         raise InvalidKey(f"the function key= raised {described(error)}") from error
     if key is None:
         raise InvalidKey("the function key= found no id in the message")
-    return _text(key, "the function key=")
+    if not isinstance(key, str | bytes | bytearray):
+        kind = type(key).__name__
+        article = "an" if kind[0] in "aeiouAEIOU" else "a"
+        raise InvalidKey(
+            f"key= returned {article} {kind}; return a text, such as f'order:{{order_id}}'"
+        )
+    return _text(key, "what key= returned")
 
 
 def _header_of(message: Message) -> str | None:

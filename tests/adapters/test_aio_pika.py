@@ -201,7 +201,7 @@ async def test_a_message_for_a_queue_that_is_not_there_stays(broker, queue, idem
     broker.publish(None)
     consumer = aio_pika.once(idem, Handler(), consumer="mailer", dead_letters="nowhere")
     assert await serve(queue, consumer, ready(broker, "semel.later.quorum.300", 2))
-    assert "RabbitMQ did not take a message for nowhere" in caplog.text
+    assert "there is no queue nowhere: declare it" in caplog.text
 
 
 @pytest.mark.parametrize("gone", ["queue_delete", "exchange_delete"])
@@ -413,6 +413,17 @@ async def test_a_message_of_an_exchange_needs_the_name_of_its_queue(broker, queu
     await until(lambda: broker.host.consumers("orders") == 0)
     with pytest.raises(ConfigError, match=r"through the exchange 'shop'.*say once\(..., queue="):
         await consumer.drain()
+
+
+async def test_a_handler_has_to_be_async(idem):
+    def handle(message): ...
+
+    with pytest.raises(ConfigError, match=r"make it `async def`, or use semel\.adapters\.pika"):
+        aio_pika.once(idem, handle, consumer="mailer")
+    with pytest.raises(ConfigError, match="a function that takes the message is needed, not str"):
+        aio_pika.once(idem, "handle", consumer="mailer")
+    with pytest.raises(ConfigError, match=r"such as AsyncIdempotency.* not str"):
+        aio_pika.once("memory://", Handler(), consumer="mailer")
 
 
 async def test_messages_must_not_be_acknowledged_by_aio_pika(broker, queue, idem):

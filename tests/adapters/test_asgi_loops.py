@@ -130,7 +130,7 @@ async def test_a_forked_child_answers_on_a_loop_of_its_own():
 def test_the_end_of_a_loop_waits_for_no_request_of_another_loop(monkeypatch):
     background, waited_for = integration.Background(), []
 
-    async def wait(tasks, *, timeout):
+    async def wait(tasks, **_):
         waited_for.extend(tasks)
 
     async def begin():

@@ -44,6 +44,7 @@ from semel.errors import (
     PayloadMismatch,
     PreviousFailure,
     ResultUnavailable,
+    SerializationError,
     StoreUnavailable,
 )
 from semel.events import ResultNotStored, logger
@@ -211,15 +212,19 @@ def test_what_celery_writes_into_a_base_is_not_what_it_says(idem, ran):
 @pytest.mark.parametrize(
     ("idempotent", "message"),
     [
-        ("yes", "idempotent must be True, False or a dictionary"),
-        ({"ttl": 5}, "no option 'ttl'; known: consumer, key, payload, policy, dead_letters, transaction"),
-        ({"key": "order:{number}"}, "order:{number}"),
-        ({"key": 5}, "key must be a template"),
-        ({"payload": "number"}, "payload must name arguments"),
-        ({"consumer": ""}, "consumer"),
-        ({"policy": "job"}, "policy must be a Policy"),
-        ({"dead_letters": "yes"}, "dead_letters"),
-        ({"transaction": "Session"}, "transaction must be a function"),
+        ("yes", "^charge: idempotent must be True, False or a dictionary"),
+        ({"ttl": 5}, "^charge: idempotent has no option 'ttl'; known: consumer, key, payload, policy, dead_letters, transaction"),
+        ({"key": "order:{number}"}, "^charge: the key template 'order:{number}' is wrong"),
+        ({"key": 5}, "^charge: key must be a template"),
+        ({"payload": "number"}, "^charge: payload must name arguments"),
+        ({"consumer": ""}, "^charge: consumer: the name is empty"),
+        ({"policy": "job"}, "^charge: policy must be a Policy"),
+        ({"dead_letters": "yes"}, "^charge: dead_letters must be True or False"),
+        ({"transaction": "Session"}, "^charge: transaction must be a function"),
+        ({"transaction": print}, "^charge: transaction= needs an engine"),
+        ({"transaction": print, "key": "{order}"}, "there are none; with transaction= the first parameter, 'order', is the session"),
+        ({"transaction": print, "payload": ["order"]}, "with transaction= the first parameter, 'order', is the session"),
+        ({"transaction": print, "key": "{number}"}, "there is no argument 'number'; there are none$"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_an_error_when_the_task_is_made(shop, ran, idempotent, message):
@@ -239,8 +244,19 @@ def test_the_parameters_of_a_task_have_to_be_readable(shop):
 def test_an_async_function_is_no_task(shop):
     async def charge(): ...
 
-    with pytest.raises(ConfigError, match="async"):
-        shop.task(idempotent=True)(charge)._get_current_object()
+    said = "^the task charge is async; Celery does not await tasks: make it a plain function$"
+    with pytest.raises(ConfigError, match=said):
+        shop.task(name="charge", idempotent=True)(charge)._get_current_object()
+
+
+def test_a_task_without_parameters_has_none_for_a_session(shop):
+    def charge(): ...
+
+    said = "^the task charge has no parameters: with transaction= the first one is the session$"
+    with pytest.raises(ConfigError, match=said):
+        shop.task(name="charge", idempotent={"transaction": print})(charge)._get_current_object()
+    with pytest.raises(ConfigError, match=r"^charge: .* no argument 'order'; there are none$"):
+        shop.task(name="charge", idempotent={"key": "{order}"})(charge)._get_current_object()
 
 
 def test_task_class_takes_an_engine_or_a_url(sqlite_url):
@@ -313,6 +329,25 @@ def test_arguments_that_do_not_fit_are_an_error_of_the_function(shop, ran):
     assert "takes 1 positional argument but 2 were given" in str(result.result)
 
 
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"key": "{order}"}, InvalidKey),
+        ({"key": lambda order, amount: order}, InvalidKey),
+        ({"payload": "amount"}, SerializationError),
+    ],
+)
+def test_a_message_that_does_not_fit_its_task_has_no_key_and_no_payload(shop, options, kind):
+    @shop.task(name="shop.charge", typing=False, idempotent=options)
+    def charge(order, amount): ...
+
+    error = charge.apply((7,)).result
+    assert isinstance(error, kind)
+    assert str(error).startswith(
+        "the message does not fit shop.charge(order, amount): missing a required argument: 'amount'"
+    )
+
+
 def test_a_key_may_be_a_function_of_the_arguments(shop, ran):
     charge = ran.task(shop, idempotent={"key": lambda order: f"order-{order}"})
     charge.apply((7,))
@@ -353,7 +388,8 @@ def test_arguments_that_do_not_fit_are_named(shop, ran):
     charge = ran.task(shop, idempotent={"key": "{order}"})
     result = charge.apply((7, 8))
     assert isinstance(result.result, InvalidKey)
-    assert "charge() too many positional arguments" in str(result.result)
+    said = "the message does not fit charge(order): too many positional arguments"
+    assert str(result.result).startswith(said)
 
 
 def test_another_payload_fails_and_runs_nothing(shop, ran):

@@ -130,7 +130,7 @@ def test_what_cannot_be_handled_goes_to_a_queue_with_the_reason(broker, worker, 
     assert properties.headers[rabbitmq.QUEUE] == "orders"
     assert properties.headers[rabbitmq.CONSUMER] == "orders"
     assert properties.expiration is None  # else it would vanish there
-    assert "goes to the dead letters: the message has no id" in caplog.text
+    assert "goes to the queue dead: the message has no id" in caplog.text
     broker.host.wait_for_depth("orders")
 
 
@@ -167,7 +167,7 @@ def test_a_message_for_a_queue_that_is_not_there_stays(broker, worker, idem, cap
     consumer = pika.once(idem, print, consumer="mailer", dead_letters="nowhere")
     delay = "semel.later.quorum.300"
     assert worker.serve(consumer, lambda: broker.host.depth(delay).ready == 1)
-    assert "RabbitMQ did not take a message for nowhere" in caplog.text
+    assert "there is no queue nowhere: declare it" in caplog.text
 
 
 def test_a_delay_queue_that_was_deleted_is_declared_again(broker, worker, idem):
@@ -600,6 +600,17 @@ def test_other_channels_are_refused(idem):
     consumer = pika.once(idem, print, consumer="mailer")
     with pytest.raises(ConfigError, match=r"needs a channel of a BlockingConnection.*Got object"):
         consumer(object(), None, None, b"")
+
+
+def test_a_handler_has_to_be_a_plain_function(idem):
+    async def handle(message): ...
+
+    with pytest.raises(ConfigError, match=r"or use semel\.adapters\.aio_pika"):
+        pika.once(idem, handle, consumer="mailer")
+    with pytest.raises(ConfigError, match="a function that takes the message is needed, not str"):
+        pika.once(idem, "handle", consumer="mailer")
+    with pytest.raises(ConfigError, match=r"such as Idempotency.* not str"):
+        pika.once("memory://", print, consumer="mailer")
 
 
 @pytest.mark.parametrize("threads", [0, 1.5, None])

@@ -11,6 +11,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 import aiosqlite
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
 
 from semel import (
     AsyncIdempotency,
@@ -146,10 +149,12 @@ def test_the_engine_of_the_other_kind_is_refused(kind):
             kind.consumer(other.engine(other.store()), print)
     finally:
         other.close()
+    with pytest.raises(ConfigError, match=r'is needed, such as \w+\("redis://\.\.\."\), not str'):
+        kind.consumer("memory://", print)
 
 
 def test_a_handler_and_a_transaction_have_to_be_functions(kind, engine):
-    with pytest.raises(ConfigError, match="function"):
+    with pytest.raises(ConfigError, match="a function that takes the message is needed, not str"):
         kind.consumer(engine, "handle")
     with pytest.raises(ConfigError, match="transaction must be a function"):
         kind.consumer(engine, print, transaction="begin")
@@ -524,6 +529,44 @@ def test_record_and_effect_are_committed_together(kind, database, in_sql):
     assert kind.handle(consumer) == Ack(replayed=True)
     assert database.effects() == ["sent"]
     assert isinstance(kind.handle(consumer, Message()), Reject)
+
+
+def test_a_transaction_of_the_other_kind_is_refused(kind, database, in_sql):
+    begin = database._begun if kind.asynchronous else database._begun_aio
+    needed = {
+        True: r"an async context manager, such as async_sessionmaker\(\.\.\.\)\.begin",
+        False: r"a context manager, such as sessionmaker\(\.\.\.\)\.begin",
+    }
+    consumer = kind.consumer(in_sql, database.effect, transaction=begin)
+    said = f"^transaction= must be a function that gives {needed[kind.asynchronous]}; it gave _"
+    with pytest.raises(ConfigError, match=said):
+        kind.handle(consumer)
+    assert database.effects() == []
+
+
+def test_a_session_that_has_not_begun_is_refused(kind, database, in_sql):
+    url = (
+        f"sqlite+aiosqlite:///{database.path}"
+        if kind.asynchronous
+        else f"sqlite:///{database.path}"
+    )
+    engine = create_async_engine(url) if kind.asynchronous else create_engine(url)
+    sessions = (async_sessionmaker if kind.asynchronous else sessionmaker)(engine)
+    ran = []
+    try:
+        consumer = kind.consumer(in_sql, ran.append, transaction=sessions)
+        said = "^transaction= gave a session without an open transaction: pass Session.begin"
+        with pytest.raises(ConfigError, match=said) as refused:
+            kind.handle(consumer)
+        assert refused.value.key_digest == IDENTITY.key_digest
+        in_sql.internals.setup.disabled = True  # without a record, any session will do
+        assert kind.handle(consumer) == Ack()
+        in_sql.internals.setup.disabled = False
+        consumer = kind.consumer(in_sql, ran.append, transaction=sessions.begin)
+        assert kind.handle(consumer) == Ack()
+    finally:
+        kind.wait(engine.dispose())
+    assert len(ran) == 2
 
 
 def test_a_handler_that_raises_leaves_no_effect_and_is_counted(kind, database, in_sql):

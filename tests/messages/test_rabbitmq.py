@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from unittest.mock import AsyncMock
+
 import pytest
 
 from semel import ConfigError, InvalidKey
@@ -13,7 +16,9 @@ from semel.adapters.rabbitmq import (
     STEPS,
     Publish,
     RabbitRules,
+    check_async,
     check_handler,
+    check_not_async,
     delay_queue,
     stable_id,
 )
@@ -169,6 +174,111 @@ def test_a_consumer_or_a_queue_is_needed():
         rules(consumer=None)
 
 
+def test_the_log_says_what_becomes_of_a_rejected_message(caplog):
+    rules(dead_letters=True).step(REJECT, received())
+    assert "to the dead-letter exchange of its queue, and drops it if there is none" in caplog.text
+    rules(dead_letters="dead").step(REJECT, received())
+    assert "it goes to the queue dead: no" in caplog.text
+
+
+def test_the_log_tells_a_missing_queue_from_one_that_refuses(caplog):
+    chosen = rules(dead_letters="dead")
+    dead = chosen.step(REJECT, received())
+    assert isinstance(dead, Publish)
+    chosen.log_unpublished(dead, OSError("no"), returned=False)
+    assert "May this user configure and write it?" in caplog.text
+    caplog.clear()
+    chosen.log_unpublished(dead, OSError("no"), returned=True)
+    assert "there is no queue dead: declare it" in caplog.text
+    assert "it is delivered again after 300 s" in caplog.text
+    assert "May this user" not in caplog.text
+    caplog.clear()
+    chosen.log_unpublished(dead.otherwise, OSError("no"), returned=True)  # which we declare
+    assert "declare it" not in caplog.text
+
+
+class Handlers:
+    """Handlers of every form; their names say whether they are async."""
+
+    async def method(self, message): ...
+
+    def plain_method(self, message): ...
+
+    @staticmethod
+    async def static(message): ...
+
+    async def __call__(self, message): ...
+
+
+class PlainHandler:
+    def __call__(self, message): ...
+
+
+async def handle(message, more=None): ...
+
+
+def plain_handle(message, more=None): ...
+
+
+@functools.wraps(handle)
+def wrapped(message):
+    return handle(message)
+
+
+@functools.wraps(plain_handle)
+def plain_wrapped(message):
+    return plain_handle(message)
+
+
+class WrappedCall:
+    __call__ = wrapped
+
+
+ASYNC = [
+    handle,
+    functools.partial(handle, more=1),
+    Handlers(),
+    Handlers().method,
+    Handlers.static,
+    AsyncMock(),
+]
+WRAPPED = [
+    wrapped,
+    functools.partial(functools.partial(wrapped, more=1), more=2),
+    WrappedCall(),
+]
+PLAIN = [
+    plain_handle,
+    plain_wrapped,
+    functools.partial(plain_handle, more=1),
+    PlainHandler(),
+    Handlers().plain_method,
+]
+UNKNOWN = [lambda message: handle(message, 1), print, dict, [].append, "handle"]
+
+
+@pytest.mark.parametrize("handler", PLAIN)
+def test_a_handler_that_is_not_async_would_block_the_event_loop(handler):
+    with pytest.raises(ConfigError, match=r"not async .* make it `async def`, or use semel\.adap"):
+        check_async(handler)
+
+
+@pytest.mark.parametrize("handler", [*ASYNC, *WRAPPED, *UNKNOWN])
+def test_a_handler_that_is_async_or_may_be_is_taken_for_the_event_loop(handler):
+    check_async(handler)
+
+
+@pytest.mark.parametrize("handler", ASYNC)
+def test_an_async_handler_would_not_be_awaited_by_a_thread(handler):
+    with pytest.raises(ConfigError, match=r"is async.* or use semel\.adapters\.aio_pika"):
+        check_not_async(handler)
+
+
+@pytest.mark.parametrize("handler", [*PLAIN, *WRAPPED, *UNKNOWN])
+def test_a_plain_handler_is_taken_for_threads_also_one_that_runs_an_event_loop(handler):
+    check_not_async(handler)
+
+
 def test_a_handler_has_to_take_what_it_is_called_with():
     check_handler(lambda message: None, in_transaction=False)
     check_handler(lambda session, message: None, in_transaction=True)
@@ -178,3 +288,15 @@ def test_a_handler_has_to_take_what_it_is_called_with():
         check_handler(lambda message: None, in_transaction=True)
     with pytest.raises(ConfigError, match=r"handle\(message\)"):
         check_handler(lambda session, message: None, in_transaction=False)
+
+
+def test_a_handler_that_is_a_generator_is_rejected_because_its_body_would_never_run():
+    def handle(message):
+        yield message
+
+    async def aio_handle(message):
+        yield message
+
+    for generator in (handle, aio_handle):
+        with pytest.raises(ConfigError, match="must not yield"):
+            check_handler(generator, in_transaction=False)

@@ -93,7 +93,9 @@ def test_the_id_is_the_expression_else_the_header_else_the_brokers_own(options, 
         ({"key": "{body.number}"}, Message(id="m-1", body=b"[" * 100_000), "not JSON"),
         ({"key": lambda message: message.headers["n"]}, Message(id="m-1"), "raised KeyError"),
         ({"key": lambda _: None}, Message(id="m-1"), "found no id"),
-        ({"key": lambda _: 7}, Message(id="m-1"), "int, not a text"),
+        ({"key": lambda _: 7}, Message(id="m-1"), "^key= returned an int; return a text, such as"),
+        ({"key": lambda _: 7.5}, Message(id="m-1"), "^key= returned a float; return a text"),
+        ({"key": lambda _: b"\xff"}, Message(id="m-1"), "what key= returned has bytes"),
     ],
 )
 def test_a_message_without_a_usable_id_is_refused_in_plain_words(options, message, said):
@@ -132,8 +134,9 @@ class Awaited:
     [
         ({"consumers": "mailer"}, "there is no option 'consumers'; known: consumer, key"),
         ({"consumer": 7}, "consumer must be a text"),
-        ({"consumer": ""}, "consumer: the scope is empty"),
-        ({"consumer": "two words"}, "consumer: "),
+        ({"consumer": ""}, "consumer: the name is empty"),
+        ({"consumer": "two words"}, "consumer: the name"),
+        ({"consumer": "semel.audit"}, "consumer: .* is reserved"),
         ({"key": 7}, "key must be a template, a function or None; got 7"),
         ({"key": "{number}"}, "there is no argument 'number'; there are: message, headers, body"),
         ({"key": "fixed"}, "every call would have the same key"),
@@ -148,6 +151,14 @@ class Awaited:
 def test_a_wrong_option_is_refused_before_anything_is_handled(options, said):
     with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
         rules(options)
+
+
+@pytest.mark.parametrize("consumer", ["", "x" * 300])
+def test_the_name_of_each_consumer_of_an_engine_is_checked(consumer):
+    with Idempotency("memory://") as engine:
+        rules({"consumer": "mailer"}, engine=engine)  # with the same policy
+        with pytest.raises(ConfigError, match="consumer: the name"):
+            rules({"consumer": consumer}, engine=engine)
 
 
 def test_a_consumer_is_needed():

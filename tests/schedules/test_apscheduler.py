@@ -197,9 +197,12 @@ def test_an_async_job_needs_the_async_executor(background):
 
 def test_an_engine_of_the_other_kind_and_wrong_options_are_rejected(idem):
     with pytest.raises(
-        ConfigError, match="OnceExecutor needs an Idempotency, not AsyncIdempotency"
+        ConfigError,
+        match=r'OnceExecutor needs an Idempotency, such as Idempotency\("redis:.* not AsyncIdem',
     ):
         OnceExecutor(AsyncIdempotency("memory://"))
+    with pytest.raises(ConfigError, match=r'such as Idempotency\("redis://\.\.\."\), not str'):
+        OnceExecutor("memory://")
     with pytest.raises(ConfigError, match="AsyncOnceExecutor needs an AsyncIdempotency"):
         AsyncOnceExecutor(idem)
     with pytest.raises(ConfigError, match="standby"):

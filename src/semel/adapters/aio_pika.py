@@ -25,6 +25,7 @@ from semel.adapters.rabbitmq import (
     Delivery,
     Publish,
     RabbitRules,
+    check_async,
     check_handler,
     stable_id,
     with_id,
@@ -41,7 +42,12 @@ with Needed("semel[aio-pika]", by=__name__):
     from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
     from aio_pika.exceptions import CONNECTION_EXCEPTIONS
     from aiormq.abc import AbstractChannel, AbstractConnection
-    from aiormq.exceptions import AMQPChannelError, ChannelInvalidStateError, DeliveryError
+    from aiormq.exceptions import (
+        AMQPChannelError,
+        ChannelInvalidStateError,
+        DeliveryError,
+        PublishError,
+    )
 
 __all__ = ["AioPikaConsumer", "message", "once"]
 
@@ -90,6 +96,7 @@ def once(
         "key": key, "missing": missing, "payload": payload, "policy": policy,
         "dead_letters": bool(dead_letters),
     }  # fmt: skip
+    check_async(handle)
     handled = AsyncConsumer(
         idempotency, handle, options, default_consumer=rules.consumer, transaction=transaction
     )
@@ -192,7 +199,8 @@ class AioPikaConsumer:
             try:
                 await publisher.publish(message, following)
             except _NOT_SENT as error:
-                self._rules.log_unpublished(following, error)
+                returned = isinstance(error, PublishError)
+                self._rules.log_unpublished(following, error, returned=returned)
                 following = following.otherwise
             else:
                 await _acknowledge(message)

@@ -81,8 +81,9 @@ class _OnceExecutor(BaseExecutor):
         policy: Policy | None,
     ) -> None:
         if not isinstance(idempotency, self._engine_class):
+            needed = self._engine_class.__name__
             raise ConfigError(
-                f"{type(self).__name__} needs an {self._engine_class.__name__}, "
+                f'{type(self).__name__} needs an {needed}, such as {needed}("redis://..."), '
                 f"not {type(idempotency).__name__}"
             )
         self._setup: Setup = idempotency.internals.setup

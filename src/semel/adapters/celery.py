@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from time import sleep
@@ -41,8 +41,10 @@ from semel.errors import (
     ConcurrentRequest,
     ConfigError,
     IdempotencyError,
+    InvalidKey,
     NestedCall,
     ResultUnavailable,
+    SerializationError,
 )
 from semel.events import logger
 from semel.messages import LONGEST, SOONEST, Ack, Fail, Later, Message, Verdict
@@ -226,15 +228,20 @@ class Delivery:
         self._task = task
         self._run: Callable[..., Any] = task.run
         self._engine = engine
-        self._options = _options(idempotent)
-        engine.internals.setup.check_function(self._run)
-        self._begin = self._options.get("transaction")
         name = task.name or type(task).__name__
+        if inspect.iscoroutinefunction(self._run):
+            raise ConfigError(
+                f"the task {name} is async; Celery does not await tasks: make it a plain function"
+            )
+        with _naming(name):
+            self._options = _options(idempotent)
+            self._begin = self._options.get("transaction")
         self._signature = _signature(name, self._run, in_transaction=self._begin is not None)
         self._arguments = Arguments(name, self._signature)
-        self._key = self._of_arguments(name, "key", key_maker)
-        self._payload = self._of_arguments(name, "payload", payload_maker) or self._arguments_of
-        made = self._consumer(name)  # wrong options are an error now
+        with _naming(name):  # wrong options are an error now
+            self._key = self._of_arguments(name, "key", key_maker)
+            self._payload = self._of_arguments(name, "payload", payload_maker) or self._arguments_of
+            made = self._consumer(name)
         self._made = made if task.name else None  # else Celery names it when it is registered
         if self._begin is not None and hasattr(task, "__header__"):
             # What `delay` checks arguments with: the session is not among them.
@@ -245,11 +252,27 @@ class Delivery:
         given = self._options.get(option)
         if given is None:
             return None
-        of_call = maker(name, self._arguments, given)
+        try:
+            of_call = maker(name, self._arguments, given)
+        except ConfigError as error:
+            session = next(iter(inspect.signature(self._run).parameters), None)
+            if self._begin is None or repr(session) not in str(error):
+                raise
+            raise ConfigError(
+                f"{error}; with transaction= the first parameter, {session!r}, is the session"
+            ) from error.__cause__
+        wrong = InvalidKey if option == "key" else SerializationError
 
         def of_message(message: Message) -> Any:
             args, kwargs = tuple(message.body["args"]), message.body["kwargs"]
-            return of_call(Arrived(args, kwargs, self._arguments.mapping(args, kwargs)))
+            try:
+                values = self._arguments.mapping(args, kwargs)
+            except TypeError as error:
+                reason = str(error).removeprefix(f"{name}() ")
+                raise wrong(
+                    f"the message does not fit {name}({', '.join(self._arguments.names)}): {reason}"
+                ) from error
+            return of_call(Arrived(args, kwargs, values))
 
         return of_message
 
@@ -493,6 +516,15 @@ def _id_of(request: Any) -> str:
     return cast("str", request.id)
 
 
+@contextmanager
+def _naming(task: str) -> Iterator[None]:
+    """Say in a `ConfigError` which task it is about, once."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{task}: {str(error).removeprefix(f'{task}: ')}") from error.__cause__
+
+
 def _signature(name: str, run: Callable[..., Any], *, in_transaction: bool) -> inspect.Signature:
     """Read the parameters of a task; the session of a transaction is none of them."""
     try:
@@ -500,6 +532,10 @@ def _signature(name: str, run: Callable[..., Any], *, in_transaction: bool) -> i
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the parameters of {name} cannot be read: {error}") from error
     parameters = list(signature.parameters.values())
+    if in_transaction and not parameters:
+        raise ConfigError(
+            f"the task {name} has no parameters: with transaction= the first one is the session"
+        )
     return signature.replace(parameters=parameters[1 if in_transaction else 0 :])
 
 

@@ -154,8 +154,11 @@ def scheduler_class(
     """
     if idempotency is not None and not isinstance(idempotency, Idempotency):
         raise ConfigError(
-            f"beat has no event loop: it needs an Idempotency, not {type(idempotency).__name__}"
+            'scheduler_class needs an Idempotency, such as Idempotency("redis://..."), '
+            f"not {type(idempotency).__name__}"
         )
+    if not (isinstance(base, type) and issubclass(base, Scheduler)):
+        raise ConfigError(f"base must be a Scheduler class of celery.beat; got {base!r}")
     if idempotency is not None:
         idempotency.internals.setup.rules(scope, policy)  # a wrong one is rejected now
     engine = default_engine if idempotency is None else (lambda: idempotency)
@@ -183,7 +186,8 @@ def check(entry: Any) -> None:
     if too_long > 0:
         raise ConfigError(
             f"the name of the entry {entry.name[:40]!r}... is too long for the key of a record, by "
-            f"{too_long} characters; each that is no ASCII letter or digit may take three or more"
+            f"{too_long} characters. Characters other than ASCII letters and digits count as three "
+            "or more"
         )
 
 

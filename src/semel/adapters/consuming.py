@@ -60,7 +60,14 @@ class AsyncConsumer:
         transaction: Callable[[], Any] | None = None,
     ) -> None:
         if not isinstance(engine, AsyncIdempotency):
-            raise ConfigError(f"an AsyncIdempotency is needed, not {type(engine).__name__}")
+            raise ConfigError(
+                'an AsyncIdempotency is needed, such as AsyncIdempotency("redis://..."), '
+                f"not {type(engine).__name__}"
+            )
+        if not callable(handler):
+            raise ConfigError(
+                f"a function that takes the message is needed, not {type(handler).__name__}"
+            )
         setup = engine.internals.setup
         setup.check_function(handler)
         self.engine = engine
@@ -186,7 +193,9 @@ class AsyncConsumer:
             return value
 
         try:
-            attempt = await aio_run_in_transaction(self.engine.internals, begin, call, handler)
+            attempt = await aio_run_in_transaction(
+                self.engine.internals, begin, call, handler, name="transaction="
+            )
         except Exception as error:  # noqa: BLE001 - the verdict says what becomes of it
             if ended and not isinstance(error, RetryTransaction):
                 # Also one that came with the commit: a session writes its rows only then.

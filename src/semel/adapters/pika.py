@@ -33,6 +33,7 @@ from semel.adapters.rabbitmq import (
     Publish,
     RabbitRules,
     check_handler,
+    check_not_async,
     stable_id,
     with_id,
 )
@@ -50,6 +51,7 @@ with Needed("semel[pika]", by=__name__):
         AMQPError,
         ChannelWrongStateError,
         ConnectionWrongStateError,
+        UnroutableError,
     )
     from pika.spec import Basic, BasicProperties
 
@@ -108,6 +110,7 @@ def once(
         "key": key, "missing": missing, "payload": payload, "policy": policy,
         "dead_letters": bool(dead_letters),
     }  # fmt: skip
+    check_not_async(handle)
     handled = Consumer(
         idempotency, handle, options, default_consumer=rules.consumer, transaction=transaction
     )
@@ -249,7 +252,8 @@ class PikaConsumer:
             try:
                 publisher.publish(connection, work.received, following)
             except (AMQPChannelError, ValueError, TypeError) as error:
-                self._rules.log_unpublished(following, error)
+                returned = isinstance(error, UnroutableError)
+                self._rules.log_unpublished(following, error, returned=returned)
                 following = following.otherwise
             else:
                 work.acknowledge()

@@ -13,8 +13,9 @@ This module decides, and writes the log. It never talks to a broker.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from inspect import signature
+from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias, assert_never
 
 import msgspec
@@ -206,11 +207,17 @@ class RabbitRules:
                 )
                 delivery.told = True
             return self._delayed(delivery, LONGEST)
-        self._log(
-            "a message cannot be handled: it goes to the dead letters", verdict.reason, delivery
-        )
         if target is True:
+            self._log(
+                "a message cannot be handled: RabbitMQ moves it to the dead-letter exchange of its "
+                "queue, and drops it if there is none",
+                verdict.reason,
+                delivery,
+            )
             return DEAD_LETTER
+        self._log(
+            f"a message cannot be handled: it goes to the queue {target}", verdict.reason, delivery
+        )
         headers = _again(delivery) | {
             REASON: verdict.reason[:_LONGEST_TEXT],
             ERROR: error,
@@ -227,13 +234,22 @@ class RabbitRules:
     def _log(self, what: str, reason: str, delivery: Delivery) -> None:
         logger.error("%s: %s [consumer=%s queue=%s]", what, reason, self.consumer, delivery.queue)
 
-    def log_unpublished(self, publish: Publish, error: Exception) -> None:
-        """Write to the log that the broker did not take a message."""
+    def log_unpublished(self, publish: Publish, error: Exception, *, returned: bool) -> None:
+        """Write to the log that the broker did not take a message, or found no queue for it."""
         then = (
             f"it stays with this consumer, and goes back to its queue after {publish.seconds:g} s"
             if publish.otherwise is None
             else "it is delivered again after 300 s"
         )
+        if returned and publish.delay is None:
+            logger.error(
+                "there is no queue %s: declare it. RabbitMQ returned a message for it, so %s "
+                "[consumer=%s]",
+                publish.routing_key,
+                then,
+                self.consumer,
+            )
+            return
         logger.error(
             "RabbitMQ did not take a message for %s, so %s. May this user configure and write "
             "it? (%s: %s) [consumer=%s]",
@@ -245,11 +261,53 @@ class RabbitRules:
         )
 
 
+def check_async(handle: object) -> None:
+    """Reject a handler that is certainly not async; a lambda may return a coroutine."""
+    function = _function_of(handle)
+    if (
+        inspect.isfunction(function)
+        and not inspect.iscoroutinefunction(function)
+        and not inspect.isasyncgenfunction(function)
+        and function.__name__ != "<lambda>"
+    ):
+        raise ConfigError(
+            "the handler is not async and would block the event loop: make it `async def`, or use "
+            "semel.adapters.pika"
+        )
+
+
+def check_not_async(handle: Any) -> None:
+    """Reject an async handler, which no thread would await."""
+    # Not what is behind a wrapper: that may run an event loop.
+    if any(map(inspect.iscoroutinefunction, (handle, type(handle).__call__))):
+        raise ConfigError(
+            "the handler is async, and pika does not await it: make it a plain function, or use "
+            "semel.adapters.aio_pika"
+        )
+
+
+def _function_of(handle: Any) -> object:
+    """Find the function of a handler: that of a partial, of an object, or behind a wrapper."""
+    while True:
+        inner = handle.func if isinstance(handle, partial) else handle
+        inner = inspect.unwrap(inner, stop=inspect.iscoroutinefunction)
+        if inner is handle:
+            break
+        handle = inner
+    if inspect.iscoroutinefunction(handle) or inspect.isroutine(handle) or inspect.isclass(handle):
+        return getattr(handle, "__func__", handle)
+    return inspect.unwrap(type(handle).__call__, stop=inspect.iscoroutinefunction)
+
+
 def check_handler(handle: Callable[..., object], *, in_transaction: bool) -> None:
-    """Reject a handler that could never be called."""
+    """Reject a handler that could never be called, or whose body would never run."""
+    if any(kind(handle) for kind in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
+        raise ConfigError(
+            "the handler is a generator, whose body would never run: it must not yield"
+        )
     given = ("session", "message") if in_transaction else ("message",)
     try:
-        signature(handle).bind(*given)
+        inspect.signature(handle).bind(*given)
     except TypeError as error:
         raise ConfigError(
             f"the handler is called as handle({', '.join(given)}), which it does not take: {error}"

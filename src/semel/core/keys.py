@@ -70,9 +70,12 @@ class KeyRules:
                 f"the key does not match the pattern {self.pattern.pattern!r} of this application"
             )
 
-    def check_scope(self, scope: object) -> None:
-        """Raise `InvalidKey` unless `scope` may be used; the pattern is for keys alone."""
-        _check("scope", scope, MAX_KEY_LENGTH)
+    def check_scope(self, scope: object, what: str = "scope") -> None:
+        """Raise `InvalidKey` unless `scope` may be used; the pattern is for keys alone.
+
+        `what` is how the error calls it.
+        """
+        _check(what, scope, MAX_KEY_LENGTH)
         reject_audit_scope(scope)
 
 
@@ -417,7 +420,8 @@ def _field(path: str, spec: str, parameters: Sequence[str]) -> Field:
     if any(name.startswith("_") for name in (root, *(s["attribute"] or s["item"] for s in steps))):
         raise ValueError(f"{{{path}}} reads a private name")
     if root not in parameters:
-        raise ValueError(f"there is no argument {root!r}; there are: {', '.join(parameters)}")
+        known = f"there are: {', '.join(parameters)}" if parameters else "there are none"
+        raise ValueError(f"there is no argument {root!r}; {known}")
     if "{" in spec:
         raise ValueError(f"the format of {{{path}}} holds a field of its own")
     return Field(path, root, tuple(map(_step, steps)), spec)

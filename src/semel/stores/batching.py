@@ -53,6 +53,7 @@ MOST_BYTES: Final = 1 << 20
 MOST_TURNS: Final = 2
 """How many turns of the event loop a batch waits at most; with more, batches hardly grow."""
 
+
 class _Alone(enum.Enum):
     ALONE = enum.auto()
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -39,13 +40,17 @@ from semel.core.records import (
     Mismatch,
     Record,
 )
-from semel.errors import ConfigError
+from semel.errors import ConfigError, about
 from semel.stores.sql.verbs import Dialect, Statement, Verb
 from semel.transactions.drivers import is_connection
 
 T = TypeVar("T")
 
-_BEGIN = "begin must be a function that gives a context manager, such as Session.begin"
+_KINDS: Final[Mapping[type, str]] = {
+    AbstractContextManager: "a context manager, such as sessionmaker(...).begin",
+    AbstractAsyncContextManager: "an async context manager, such as async_sessionmaker(...).begin",
+}
+"""What `begin` has to give for threads and for tasks, in words."""
 
 
 def check_keys(keys: object) -> None:
@@ -60,14 +65,27 @@ def check_keys(keys: object) -> None:
 def check_begin(begin: object) -> None:
     """Raise a ConfigError unless this begins a unit of work; some connections are callable."""
     if not callable(begin) or is_connection(begin):
-        raise ConfigError(f"{_BEGIN}, not {type(begin).__name__}")
+        raise ConfigError(
+            "begin must be a function that gives a context manager, such as Session.begin, "
+            f"not {type(begin).__name__}"
+        )
 
 
-def enterable(given: T, kind: type) -> T:
-    """Return what `begin` has given, if it can be entered."""
+def enterable(given: T, kind: type, name: str) -> T:
+    """Return what `begin` has given, if it can be entered; errors call the option by its `name`."""
     if not isinstance(given, kind):
-        raise ConfigError(f"{_BEGIN}; it gave {type(given).__name__}")
+        raise ConfigError(
+            f"{name} must be a function that gives {_KINDS[kind]}; it gave {type(given).__name__}"
+        )
     return given
+
+
+def check_begun(session: object, name: str, identity: Identity) -> None:
+    """Raise a ConfigError for a session of SQLAlchemy that `begin` has made, and not begun."""
+    in_transaction = getattr(session, "in_transaction", None)
+    if callable(in_transaction) and not in_transaction():
+        text = f"{name} gave a session without an open transaction: pass Session.begin"
+        raise about(ConfigError(text), identity)
 
 
 # --- the records of a store, as a caller's transaction reaches them ------------------------

@@ -60,7 +60,14 @@ class Consumer:
         transaction: Callable[[], Any] | None = None,
     ) -> None:
         if not isinstance(engine, Idempotency):
-            raise ConfigError(f"an Idempotency is needed, not {type(engine).__name__}")
+            raise ConfigError(
+                'an Idempotency is needed, such as Idempotency("redis://..."), '
+                f"not {type(engine).__name__}"
+            )
+        if not callable(handler):
+            raise ConfigError(
+                f"a function that takes the message is needed, not {type(handler).__name__}"
+            )
         setup = engine.internals.setup
         setup.check_function(handler)
         self.engine = engine
@@ -186,7 +193,9 @@ class Consumer:
             return value
 
         try:
-            attempt = run_in_transaction(self.engine.internals, begin, call, handler)
+            attempt = run_in_transaction(
+                self.engine.internals, begin, call, handler, name="transaction="
+            )
         except Exception as error:  # noqa: BLE001 - the verdict says what becomes of it
             if ended and not isinstance(error, RetryTransaction):
                 # Also one that came with the commit: a session writes its rows only then.

@@ -279,12 +279,20 @@ def run_in_transaction(
     call: Call,
     fn: Callable[[S], T],
     retries: int = RETRIES,
+    *,
+    name: str = "begin",
 ) -> Attempt[T]:
-    """Run `fn` in a transaction of `begin()`, and the whole again where the database asks."""
+    """Run `fn` in a transaction of `begin()`, and the whole again where the database asks.
+
+    `name` is what the caller calls `begin`, for errors.
+    """
     waits = pauses(call.rules)
     for left in range(retries, -1, -1):
         try:
-            with transactions.enterable(begin(), AbstractContextManager) as connection:
+            given = transactions.enterable(begin(), AbstractContextManager, name)
+            with given as connection:
+                if not runs.setup.bypassing():
+                    transactions.check_begun(connection, name, call.identity)
                 attempt = _run_inside(runs, call, connection, fn)
         except Exception as error:
             if not db_errors.must_retry(error):

@@ -537,9 +537,7 @@ class _Template(Struct, frozen=True):
             )
         )
         keys, args = (record, index), (owner, content)
-        return Command(
-            self.script, keys, args, read, self.lease, written, last_args=self.arguments
-        )
+        return Command(self.script, keys, args, read, self.lease, written, last_args=self.arguments)
 
 
 @lru_cache(maxsize=256)
