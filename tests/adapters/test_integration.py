@@ -53,7 +53,7 @@ async def test_a_large_answer_that_is_cancelled_before_its_turn_is_saved():
         integration = AsyncIntegration(engine, {})
         exchange = await begun(integration)
         for _ in range(LARGE_AT_ONCE):
-            await exchange._large.get()
+            await exchange.here.large.get()
         task = asyncio.create_task(exchange.answered(200, [], bytes(LARGE)))
         await asyncio.sleep(0)
         task.cancel()
@@ -73,7 +73,7 @@ def test_a_large_answer_whose_thread_is_interrupted_before_its_turn_is_saved(mon
         def interrupted():
             raise SystemExit
 
-        monkeypatch.setattr(exchange._large, "get", interrupted)
+        monkeypatch.setattr(exchange.here.large, "get", interrupted)
         with pytest.raises(SystemExit):
             exchange.answered(200, [], bytes(LARGE))
         assert engine.peek("k", scope="http").state is State.SUCCEEDED

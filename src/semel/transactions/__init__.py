@@ -46,7 +46,7 @@ from semel.transactions.drivers import is_connection
 
 T = TypeVar("T")
 
-_KINDS: Final[Mapping[type, str]] = {
+_NEEDED: Final[Mapping[type, str]] = {
     AbstractContextManager: "a context manager, such as sessionmaker(...).begin",
     AbstractAsyncContextManager: "an async context manager, such as async_sessionmaker(...).begin",
 }
@@ -75,7 +75,7 @@ def enterable(given: T, kind: type, name: str) -> T:
     """Return what `begin` has given, if it can be entered; errors call the option by its `name`."""
     if not isinstance(given, kind):
         raise ConfigError(
-            f"{name} must be a function that gives {_KINDS[kind]}; it gave {type(given).__name__}"
+            f"{name} must be a function that gives {_NEEDED[kind]}; it gave {type(given).__name__}"
         )
     return given
 
