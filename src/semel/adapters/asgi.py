@@ -307,7 +307,7 @@ class Protected(Struct, eq=False):
             raise RuntimeError("the application sent a body before it began its answer")
         elif message.get("more_body", False):
             await self._hold(start, message)
-        else:  # here, and not in a function of its own: the fewer coroutines wait for the save
+        else:  # not in a function of its own, so that fewer coroutines wait for the save
             message, body = self._whole(message)
             instead = None
             # Else a layer inside has given up on an answer while it was being saved, and gives one

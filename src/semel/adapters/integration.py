@@ -24,7 +24,7 @@ from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
 from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
 from semel.http.storing import Answer
-from semel.stores.batching import AsyncSlots, running_loop, runs_here
+from semel.stores.batching import AsyncSlots, running_loop
 from semel.stores.thread_batching import Slots
 from semel.sync import Idempotency
 
@@ -215,14 +215,10 @@ class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
         self.first = engine
         """Its settings make the rules."""
         self._unused = [engine]
-        self._last: AsyncHere | None = None
 
     def here(self) -> AsyncHere:
-        """Return what belongs to the running event loop; mostly there is only one."""
-        last = self._last
-        if last is None or not runs_here(last.loop):
-            self._last = last = self[running_loop()]
-        return last
+        """Return what belongs to the running event loop."""
+        return self[running_loop()]
 
     def __missing__(self, loop: asyncio.AbstractEventLoop) -> AsyncHere:
         # Loops run in threads of their own: each step here is atomic.
@@ -246,7 +242,6 @@ class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
         """Close the engine of the running event loop."""
         loop = running_loop()
         await self[loop].engine.close()
-        self._last = None
         del self[loop]
 
 
