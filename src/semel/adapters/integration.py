@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from contextvars import Context, copy_context
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -34,6 +36,9 @@ LARGE: Final = 64 * 1024
 """Bytes from which on an answer is large: it is copied several times on its way to the store."""
 LARGE_AT_ONCE: Final = 8
 """How many large answers an integration saves at the same time; the others wait for their turn."""
+
+BEGIN_AT_ONCE: Final = 4
+"""How many requests begin in one turn of an event loop; see `Turns`."""
 
 _LAST_REQUESTS: Final = 5.0
 """Seconds for which requests without a client may still run when the server stops."""
@@ -197,6 +202,7 @@ class AsyncHere(NamedTuple):
     engine: AsyncIdempotency
     large: AsyncSlots
     loop: asyncio.AbstractEventLoop
+    turns: Turns
 
 
 class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
@@ -222,7 +228,7 @@ class AsyncEngines(dict[asyncio.AbstractEventLoop, AsyncHere]):
 
     def __missing__(self, loop: asyncio.AbstractEventLoop) -> AsyncHere:
         # Loops run in threads of their own: each step here is atomic.
-        here = AsyncHere(self._next(), AsyncSlots(LARGE_AT_ONCE), loop)
+        here = AsyncHere(self._next(), AsyncSlots(LARGE_AT_ONCE), loop, Turns(loop))
         # An engine keeps its loop alive, so it is for us to let both go.
         for other in self.copy():
             if other.is_closed():
@@ -292,6 +298,43 @@ def awaited(given: Any) -> Any:
 # to the end, and records that end before the last of it leaves. An answer too large to be kept is
 # sent meanwhile, by the server's task: a client that disconnects ends only the sending. On threads
 # the server reads the answer as it sends it, and closes it (`wsgi.StreamedAnswer`).
+
+
+class Turns:
+    """Lets a few requests begin in each turn of an event loop, the next ones in the next turn.
+
+    A store answers many claims at once. If all of their requests began in one turn, all would wait
+    for their saves at the same time, each with its whole stack of the framework, and the garbage
+    collector, which runs whenever objects have piled up, would follow them all. Of a few at a time,
+    the first have ended when the last begin. No request waits for another one to end.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._begun = 0
+        """How many have begun in this turn."""
+        self._waiting: deque[tuple[Context, Callable[[], object]]] = deque()
+
+    def take(self, begin: Callable[[], object]) -> None:
+        """Call `begin`, in this turn or in one of the next, in the caller's context."""
+        if self._begun >= BEGIN_AT_ONCE:
+            self._waiting.append((copy_context(), begin))
+            return
+        if not self._begun:
+            self._loop.call_soon(self._next)
+        self._begun += 1
+        begin()
+
+    def _next(self) -> None:
+        self._begun = 0
+        while self._waiting and self._begun < BEGIN_AT_ONCE:
+            context, begin = self._waiting.popleft()
+            context.run(self.take, begin)
+
+    async def drain(self) -> None:
+        """Wait until all have begun."""
+        while self._waiting:
+            await asyncio.sleep(0)
 
 
 class Background:

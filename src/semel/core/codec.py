@@ -18,10 +18,10 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType, NoneType, SimpleNamespace
 from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from semel.core.codec_types import (
     READERS,
@@ -222,19 +222,27 @@ def returned_by(function: Callable[..., object]) -> object:
     if annotation is None or type(annotation) is type:
         return None if annotation is type(None) else annotation
     plain = getattr(function, "__func__", function)  # a bound method is another one each time
-    if plain.__class__ is FunctionType and plain in _resolved:
-        return _resolved[plain]
+    cacheable = type(plain) is FunctionType  # anything else need not be hashable
+    known = _resolved.get(ref(plain), UNSET) if cacheable else UNSET
+    if known is not UNSET:
+        return known
     try:
         resolved = _resolve(annotation, getattr(function, "__globals__", {}))
     except Exception:  # noqa: BLE001 - evaluates the user's text; without a hint we still work
         return None
-    if plain.__class__ is FunctionType:  # anything else need not be hashable
-        _resolved[plain] = resolved
+    if cacheable:
+        _resolved[ref(plain, _forget)] = resolved
     return resolved
 
 
-_resolved: WeakKeyDictionary[object, object] = WeakKeyDictionary()
-"""Return annotations, by function. What cannot be resolved yet is tried again by the next call."""
+_resolved: dict[ReferenceType[Any], object] = {}
+"""Return annotations, by function. What cannot be resolved yet is tried again by the next call.
+
+No `WeakKeyDictionary`: every call looks here, and that one takes several functions to look."""
+
+
+def _forget(function: ReferenceType[Any]) -> None:
+    _resolved.pop(function, None)
 
 
 def _resolve(annotation: object, names: dict[str, Any]) -> object:

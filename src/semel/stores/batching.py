@@ -415,9 +415,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    """Tell whether this is the loop that runs in this thread; in a forked child none does."""
-    return asyncio._get_running_loop() is loop  # noqa: SLF001 - raises nothing where none runs
+loop_here = asyncio._get_running_loop  # noqa: SLF001 - raises nothing where none runs
+"""Return the loop that runs in this thread, or None; in a forked child none does."""
 
 
 def only_loop(first: asyncio.AbstractEventLoop | None, place: str) -> asyncio.AbstractEventLoop:

@@ -82,12 +82,14 @@ def pack(arguments: tuple[Argument, ...]) -> bytes:
     return packed
 
 
-def _size(length: int) -> bytes:
-    """Write what stands before an argument of this length: the end of the line before, its size."""
-    return _SIZES[length] if length < len(_SIZES) else b"\r\n$%d\r\n" % length
+class _Sizes(dict[int, bytes]):
+    """What stands before an argument of a length: the end of the line before, and the length."""
+
+    def __missing__(self, length: int) -> bytes:
+        return b"\r\n$%d\r\n" % length
 
 
-_SIZES: Final = tuple(b"\r\n$%d\r\n" % length for length in range(512))
+_SIZES: Final = _Sizes((length, b"\r\n$%d\r\n" % length) for length in range(512))
 
 
 @lru_cache(maxsize=256)
@@ -130,7 +132,7 @@ class KeyLayout:
         self.indexes = [f"{prefix}{{{bucket}}}{_INDEX_NAME}".encode() for bucket in range(BUCKETS)]
         """The keys of all indexes."""
         self._buckets = [
-            (f"{prefix}{{{bucket}}}".encode(), index, _size(len(index)) + index)
+            (f"{prefix}{{{bucket}}}".encode(), index, _SIZES[len(index)] + index)
             for bucket, index in enumerate(self.indexes)
         ]
 
@@ -211,7 +213,7 @@ def script(text: str) -> Script:
     # Redis names a script by its SHA-1; nothing here is a secret.
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     parts = (b"EVALSHA", sha.encode(), b"2")
-    return Script(text, sha, b"".join(_size(len(part)) + part for part in parts))
+    return Script(text, sha, b"".join(_SIZES[len(part)] + part for part in parts))
 
 
 _load = partial(load, "semel.stores.redis", "record")
@@ -250,10 +252,10 @@ class Command(Struct, Generic[Answer], frozen=True, gc=False):
     microseconds its lease lasts; None = it ended."""
     written: bytes | None = None
     """The command as it is sent, for those that are sent most, and for plain commands."""
-    asked: Command[Answer] | None = None
-    """Set when this reads the large record that was the reply to another command."""
     last_args: tuple[Argument, ...] = ()
     """Arguments after `args`, which all commands of a policy share."""
+    asked: Command[Answer] | None = None
+    """Set when this reads the large record that was the reply to another command."""
 
     def packed(self) -> bytes:
         """Write the command that runs the script by its digest."""
@@ -319,10 +321,11 @@ class Commands:
     def claim(self, ask: ClaimRequest) -> Command[Claim]:
         """See `Store.claim`."""
         owner, fingerprint = ask.owner, ask.fingerprint
-        _check_size("owner", owner, OWNER_BYTES)
+        if len(owner) != OWNER_BYTES:  # asked here, not by a function: every call sends a claim
+            _check_size("owner", owner, OWNER_BYTES)
         if fingerprint is None:
             fingerprint = b""
-        else:
+        elif len(fingerprint) != FINGERPRINT_BYTES:
             _check_size("fingerprint", fingerprint, FINGERPRINT_BYTES)
         template = _claim_template(
             ask.lease, ask.ttl, ask.hold, ask.replace, ask.max_attempts, ask.run_info
@@ -350,10 +353,10 @@ class Commands:
         upload = self.keys.upload(ask.identity, ask.owner)
         data = ask.result.data
         codec = pack_outcome(Encoded(ask.result.codec, b""))
-        size = _size(LONGEST_HEADER + len(codec) + len(data))
+        size = _SIZES[LONGEST_HEADER + len(codec) + len(data)]
         # Put together at once: each copy of a megabyte costs as much as a whole small call.
         written = b"".join(
-            (_SET, _size(len(upload)), upload, size, _BLANK_HEADER, codec, data, _EXPIRE)
+            (_SET, _SIZES[len(upload)], upload, size, _BLANK_HEADER, codec, data, _EXPIRE)
         )
         keys = (*self.keys.record_and_index(ask.identity), upload)
         return (
@@ -526,18 +529,18 @@ class _Template(Struct, frozen=True):
         written = b"".join(
             (
                 self.opening,
-                _size(len(record)),
+                _SIZES[len(record)],
                 record,
                 packed_index,
-                _size(len(owner)),
+                _SIZES[len(owner)],
                 owner,
-                _size(len(content)),
+                _SIZES[len(content)],
                 content,
                 self.packed,
             )
         )
         keys, args = (record, index), (owner, content)
-        return Command(self.script, keys, args, read, self.lease, written, last_args=self.arguments)
+        return Command(self.script, keys, args, read, self.lease, written, self.arguments)
 
 
 @lru_cache(maxsize=256)
@@ -568,6 +571,6 @@ def _template(
 ) -> _Template:
     parts = len(("EVALSHA", "digest", "2", "record", "index", "owner", "bytes", *arguments))
     texts = (part if isinstance(part, bytes) else str(part).encode() for part in arguments)
-    packed = b"".join(_size(len(text)) + text for text in texts) + b"\r\n"
+    packed = b"".join(_SIZES[len(text)] + text for text in texts) + b"\r\n"
     opening = b"*%d%b" % (parts, script.opening)
     return _Template(script, opening, arguments, packed, lease)

@@ -30,7 +30,7 @@ from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as TimedOut
 
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.batching import has_ended, only_loop, runs_here
+from semel.stores.batching import has_ended, loop_here, only_loop
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
@@ -175,12 +175,12 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass each reply to the command it belongs to."""
-        reader, waiting = self._reader, self.waiting
+        waiting, next_reply = self.waiting, self._reader.gets
         if self._on_late is not None:
             self._note_silence(self._on_late)
         try:
-            reader.feed(data)
-            while (reply := reader.gets()) is not NOT_YET:
+            self._reader.feed(data)
+            while (reply := next_reply()) is not NOT_YET:
                 if type(reply) is PushNotification:
                     continue  # news of the server (RESP3) that nobody asked for
                 first = waiting.popleft()
@@ -490,11 +490,11 @@ class AsyncServerTransport(AsyncTransport):
     def ask(self, command: Command[Answer], *, urgent: bool = False) -> Awaitable[Answer]:
         """Send one command: straight through a connection that is open."""
         # Outside of any loop, a verb may be prepared.
-        here = self._loop is not None and runs_here(self._loop)
-        connection = self._connections.ready() if here and not (urgent or self._closed) else None
-        if connection is None or (self._follows_the_primary and connection.silent()):
-            return super().ask(command, urgent=urgent)
-        return connection.ask(command.packed(), command)
+        if not urgent and self._loop is not None and loop_here() is self._loop:
+            connection = None if self._closed else self._connections.ready()
+            if connection is not None and not (self._follows_the_primary and connection.silent()):
+                return connection.ask(command.packed(), command)
+        return super().ask(command, urgent=urgent)
 
     def _send_again(
         self, answer: asyncio.Future[Answer], command: Command[Answer], since: float
