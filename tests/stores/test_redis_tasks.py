@@ -160,7 +160,7 @@ async def test_a_call_ends_when_a_stranger_cancels_its_way_around_a_break(server
             proxy.delay = PATIENCE
             claiming = asyncio.ensure_future(store.claim(ask()))
             before = asyncio.all_tasks()
-            store.transport._connections._calls.connection.end(Disconnected("cut"))
+            store.transport._connections.calls.connection.end(Disconnected("cut"))
             (way,) = asyncio.all_tasks() - before
             way.cancel()
             with pytest.raises(asyncio.CancelledError):

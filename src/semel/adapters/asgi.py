@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import Any, Final, TypeAlias, Unpack
+from typing import Any, Final, TypeAlias, Unpack, cast
 
 from msgspec import Struct
 
@@ -98,8 +98,7 @@ class IdempotencyMiddleware:
             except asyncio.CancelledError:
                 await self._leave(protected)
                 raise
-            task = protected.task
-            assert task is not None
+            task = cast("asyncio.Task[None]", protected.task)
             self._background.end(task)
             task.result()  # it has ended, perhaps with an error
 

@@ -238,18 +238,18 @@ class Setup:
     ) -> Call:
         """Prepare a call; every bad input is rejected here, before anything is stored."""
         identity = self.identity(key, scope)
+        said = None
         if payload is not UNSET:
             try:
                 said = fingerprint(payload)
             except IdempotencyError as error:
                 raise_about(error, identity)
-            return Call(identity, said, rules, returns, keeps_value)
-        if rules.payload_required:
+        elif rules.payload_required:
             needed = ConfigError(
                 "this policy compares payloads (as Policy.payment() does): pass payload=..."
             )
             raise about(needed, identity)
-        return Call(identity, None, rules, returns, keeps_value)
+        return Call(identity, said, rules, returns, keeps_value)
 
     def check_function(self, fn: object) -> None:
         """Reject what cannot be run before its key is claimed."""

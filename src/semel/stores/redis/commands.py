@@ -131,30 +131,28 @@ class KeyLayout:
         self.prefix = prefix
         self.indexes = [f"{prefix}{{{bucket}}}{_INDEX_NAME}".encode() for bucket in range(BUCKETS)]
         """The keys of all indexes."""
-        self._buckets = [
+        self.buckets = [
             (f"{prefix}{{{bucket}}}".encode(), index, _SIZES[len(index)] + index)
             for bucket, index in enumerate(self.indexes)
         ]
+        """Of each bucket: how the keys of its records begin, its index, and the index as an
+        argument of a command."""
 
     def record(self, identity: Identity) -> bytes:
         """The key of the record."""
         encoded = identity.encoded
-        return self._buckets[crc32(encoded) % BUCKETS][0] + encoded
+        return self.buckets[crc32(encoded) % BUCKETS][0] + encoded
 
     def record_and_index(self, identity: Identity) -> tuple[bytes, bytes]:
         """The key of the record, and the key of the index of running leases beside it."""
-        return self.place(identity)[:2]
-
-    def place(self, identity: Identity) -> tuple[bytes, bytes, bytes]:
-        """The keys of the record and of its index; and the index as an argument of a command."""
         encoded = identity.encoded
-        beginning, index, packed_index = self._buckets[crc32(encoded) % BUCKETS]
-        return beginning + encoded, index, packed_index
+        beginning, index, _ = self.buckets[crc32(encoded) % BUCKETS]
+        return beginning + encoded, index
 
     def upload(self, identity: Identity, owner: bytes) -> bytes:
         """The key of a large outcome on its way into the record, for this attempt alone."""
         encoded = identity.encoded
-        beginning = self._buckets[crc32(encoded) % BUCKETS][0]
+        beginning = self.buckets[crc32(encoded) % BUCKETS][0]
         return b"%b%b%b:%b" % (beginning, _UPLOAD_NAME, owner.hex().encode(), encoded)
 
     def pattern(self, scope: str | None, key_prefix: str) -> bytes:
@@ -525,7 +523,9 @@ class _Template(Struct, frozen=True):
         read: Callable[[Any], Answer | Large],
     ) -> Command[Answer]:
         """Write the command about this record, for this owner, with these bytes."""
-        record, index, packed_index = layout.place(identity)
+        encoded = identity.encoded
+        beginning, index, packed_index = layout.buckets[crc32(encoded) % BUCKETS]
+        record = beginning + encoded
         written = b"".join(
             (
                 self.opening,

@@ -104,8 +104,8 @@ class Connection(asyncio.Protocol):
         """Replies that came late: passed on when the server is found to be the right one."""
         self.broken: Disconnected | TimedOut | None = None
         self._timeout = timeout
-        self._loop = asyncio.get_running_loop()
-        self._new_answer = self._loop.create_future
+        self.loop = asyncio.get_running_loop()
+        self._new_answer = self.loop.create_future
         self.waiting: deque[Waiting] = deque()
         """The commands on their way."""
         self._outbox: list[bytes] = []
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
             outbox = self._outbox
             outbox.append(packed)
             if len(outbox) == 1:
-                self._loop.call_soon(self._send)
+                self.loop.call_soon(self._send)
             elif len(outbox) >= HANDFUL and len(outbox) * SHARE >= len(waiting):
                 self._send()
         else:
@@ -183,11 +183,10 @@ class Connection(asyncio.Protocol):
             while (reply := next_reply()) is not NOT_YET:
                 if type(reply) is PushNotification:
                     continue  # news of the server (RESP3) that nobody asked for
-                first = waiting.popleft()
                 if self._held is None:
-                    self._pass_on(first, reply)
+                    self._pass_on(waiting.popleft(), reply)
                 else:
-                    self._held.append((first, reply))
+                    self._held.append((waiting.popleft(), reply))
         except (InvalidResponse, IndexError) as garbled:
             self.end(Disconnected(f"the server's replies cannot be read: {garbled}"))
 
@@ -228,7 +227,7 @@ class Connection(asyncio.Protocol):
         self._stream.connection_lost(exc)
 
     def _look_later(self) -> None:
-        self._alarm = self._loop.call_later(self._timeout / LOOKS_PER_TIMEOUT, self._look)
+        self._alarm = self.loop.call_later(self._timeout / LOOKS_PER_TIMEOUT, self._look)
 
     def _look(self) -> None:
         """Replies come in order: when the oldest is overdue, so is the connection."""
@@ -368,12 +367,12 @@ class Connections:
         on_failure: OnFailure | None = None,
         on_late: OnLate | None = None,
     ) -> None:
-        self._calls = SharedConnection(pool, timeout, on_failure=on_failure, on_late=on_late)
+        self.calls = SharedConnection(pool, timeout, on_failure=on_failure, on_late=on_late)
         self._renewals = SharedConnection(pool, timeout, on_late=on_late)
 
     def ready(self, *, urgent: bool = False) -> Connection | None:
         """Return the connection for a command, if one is open."""
-        connection = self._calls.connection
+        connection = self.calls.connection
         if connection is None or connection.broken:
             # No connection may be had any more: what is open still keeps the leases.
             connection = self._renewals.connection if urgent else None
@@ -382,11 +381,11 @@ class Connections:
 
     async def open(self, *, urgent: bool = False) -> Connection:
         """Return the connection for a command, opened if need be."""
-        return self.ready(urgent=urgent) or await self._calls.open()
+        return self.ready(urgent=urgent) or await self.calls.open()
 
     async def close(self) -> None:
         """Close them all."""
-        for shared in (self._renewals, self._calls):
+        for shared in (self._renewals, self.calls):
             await shared.close()
 
 
@@ -489,12 +488,17 @@ class AsyncServerTransport(AsyncTransport):
 
     def ask(self, command: Command[Answer], *, urgent: bool = False) -> Awaitable[Answer]:
         """Send one command: straight through a connection that is open."""
-        # Outside of any loop, a verb may be prepared.
-        if not urgent and self._loop is not None and loop_here() is self._loop:
-            connection = None if self._closed else self._connections.ready()
-            if connection is not None and not (self._follows_the_primary and connection.silent()):
-                return connection.ask(command.packed(), command)
-        return super().ask(command, urgent=urgent)
+        connection = self._connections.calls.connection
+        if (
+            connection is None
+            or connection.broken is not None
+            or urgent
+            or self._closed
+            or loop_here() is not connection.loop  # outside of any loop, a verb may be prepared
+            or (self._follows_the_primary and connection.silent())
+        ):
+            return super().ask(command, urgent=urgent)
+        return connection.ask(command.packed(), command)
 
     def _send_again(
         self, answer: asyncio.Future[Answer], command: Command[Answer], since: float
