@@ -41,10 +41,11 @@ class Headers:
         'text/html'
     """
 
-    __slots__ = ("lines",)
+    __slots__ = ("_names", "lines")
 
     def __init__(self, lines: Iterable[HeaderLine]) -> None:
         self.lines = tuple(lines)
+        self._names = [name.lower() for name, _ in self.lines]
 
     @overload
     def get(self, name: str) -> str | None: ...
@@ -63,11 +64,11 @@ class Headers:
 
     def values(self, name: bytes) -> list[bytes]:
         """Return the values of all lines with this name, in lower case, as they were sent."""
-        size = len(name)
+        count = self._names.count(name)
+        if count <= 1:  # as nearly always: two looks of a list's own, none of ours at each line
+            return [self.lines[self._names.index(name)][1]] if count else []
         return [
-            value
-            for written, value in self.lines
-            if len(written) == size and (written == name or written.lower() == name)
+            line[1] for lower, line in zip(self._names, self.lines, strict=True) if lower == name
         ]
 
 
