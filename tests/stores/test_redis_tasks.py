@@ -245,7 +245,7 @@ async def test_many_commands_of_one_turn_leave_in_parts(server):
 async def test_a_connection_that_is_open_is_given_again(server):
     async with opened_async(server.url) as store:
         await store.get(IDENTITY)  # a store that was never used closes nothing
-        slot = store.transport._connections._calls
+        slot = store.transport._connections.calls
         assert await slot.open() is await slot.open()
 
 
@@ -276,7 +276,7 @@ async def test_renewals_keep_their_connection_though_no_other_can_be_opened(serv
             connections = store.transport._connections
             await connections._renewals.open()
             proxy.refusing = True
-            connections._calls.connection.end(Disconnected("cut"))
+            connections.calls.connection.end(Disconnected("cut"))
             with pytest.raises(StoreUnavailable):
                 await store.get(IDENTITY)
             assert await store.renew(IDENTITY, claim.owner, 30.0)
@@ -363,7 +363,7 @@ async def test_a_batch_that_is_away_while_the_store_closes_opens_nothing_again(s
         with pytest.raises(StoreUnavailable):
             await batch
         assert proxy.connections == 1
-        assert store.transport._connections._calls.connection is None
+        assert store.transport._connections.calls.connection is None
 
 
 async def test_listing_survives_a_connection_that_the_server_has_closed(server):
