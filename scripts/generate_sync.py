@@ -48,11 +48,13 @@ SHARED = {
         "AsyncEngines",
         "AsyncHere",
         "BEGIN_AT_ONCE",
+        "BEGIN_EVERY",
         "Background",
         "Engines",
         "Flow",
         "Here",
         "LARGE_AT_ONCE",
+        "STUCK",
         "T",
         "Turns",
         "_LAST_REQUESTS",
@@ -167,6 +169,7 @@ ONLY_TASKS = {
 
 OMITTED = {
     "adapters/consuming.py": {"AsyncRunning"},
+    "adapters/integration.py": {"never_began"},
     "repair/reconcile.py": {"AsyncBackground", "aio_consult"},
     "stores/sql/aio.py": {"_loop"},
     "transactions/links.py": {"aio_driver_connection"},

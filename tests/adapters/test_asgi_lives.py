@@ -246,3 +246,31 @@ async def test_a_life_that_fails_is_told_to_the_server(engine, hears):
 
     with pytest.raises(ValueError, match="it cannot start"):
         await middleware({"type": "lifespan"}, startup, None)
+
+
+async def test_a_stream_of_events_that_begins_after_its_request_was_cancelled_ends_at_once(engine):
+    go, sent = asyncio.Event(), []
+
+    async def stream(scope, receive, send):
+        await go.wait()
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while True:
+            await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+
+    async def receive():
+        return {"type": "http.request", "body": b""}
+
+    async def send(message):
+        sent.append(message)
+
+    app = IdempotencyMiddleware(stream, engine)
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", b"k")]}
+    request = asyncio.create_task(app(scope, receive, send))
+    await eventually(lambda: app._background._tasks)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    go.set()
+    await eventually(lambda: not app._background._tasks)
+    assert sent == []

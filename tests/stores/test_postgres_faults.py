@@ -6,18 +6,29 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import closing
 
 import psycopg
 import pytest
 from psycopg_pool import ConnectionPool
 
-from semel.core.records import Busy, Claimed, Finished, PutRequest
+from semel import Idempotency
+from semel.core.records import Busy, Claimed, Finished, PutRequest, State
 from semel.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from servers.postgres import CAREFUL, postgres_server
 from servers.proxy import proxy_to
-from stores.postgres_given import blocked, blocking, driven, meanwhile, rows, transaction
+from stores.postgres_given import (
+    blocked,
+    blocking,
+    driven,
+    in_threads,
+    meanwhile,
+    migrate,
+    rows,
+    transaction,
+)
 from stores.sqlite_helpers import RESULT, ask, finish, identity, spawn, wait_until
 
 fault = pytest.mark.fault
@@ -75,6 +86,88 @@ def test_a_complete_that_a_crash_of_the_server_interrupts_is_sent_again(server, 
             server.start()
             assert answer.result() is True
         assert isinstance(store.claim(ask("k", b"other-------")), Finished)
+
+
+# A server sends the rows of a statement first, and then commits it: here that fails or takes long.
+AT_COMMIT = """
+    CREATE TABLE trouble (idem_key text, kind text);
+    CREATE FUNCTION commit_badly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF EXISTS (SELECT FROM trouble t WHERE t.idem_key = NEW.idem_key AND t.kind = 'error') THEN
+            RAISE EXCEPTION 'no commit' USING ERRCODE = 'integrity_constraint_violation';
+        ELSIF EXISTS (SELECT FROM trouble t WHERE t.idem_key = NEW.idem_key) THEN
+            PERFORM pg_sleep(60);
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT OR UPDATE ON idempotent_record
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION commit_badly();
+"""
+KILL_COMMITS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND wait_event = 'PgSleep'"
+)
+
+
+@pytest.fixture
+def trouble(url):
+    """Give what lets the commits of a key fail ("error") or take long ("slow")."""
+    migrate(url)
+    with psycopg.connect(url, autocommit=True) as administrator:
+        administrator.execute(AT_COMMIT)
+        yield lambda key, kind: administrator.execute(
+            "INSERT INTO trouble VALUES (%s, %s)", (key, kind)
+        )
+
+
+@fault(16)
+@kinds
+def test_a_claim_whose_commit_fails_is_no_claim(url, kind, trouble):
+    trouble("k", "error")
+    with driven(kind, url) as store:
+        with pytest.raises(StoreError):
+            store.claim(ask("k"))
+        assert store.get(identity("k")) is None
+
+
+@fault(16)
+@kinds
+def test_a_complete_whose_commit_fails_is_no_success(url, kind, trouble):
+    with driven(kind, url) as store:
+        store.claim(ask("k"))
+        trouble("k", "error")
+        with pytest.raises(StoreError):
+            store.complete(identity("k"), OWNER, RESULT, 60.0)
+        assert store.get(identity("k")).state is State.PROCESSING
+
+
+@fault(16)
+@kinds
+def test_a_claim_whose_server_process_ends_during_the_commit_is_sent_again(url, kind, trouble):
+    trouble("k", "slow")
+    with driven(kind, url, timeout=20) as store, meanwhile(lambda: store.claim(ask("k"))) as answer:
+        wait_until(lambda: rows(url, "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"))
+        rows(url, "DELETE FROM trouble RETURNING idem_key")
+        rows(url, KILL_COMMITS)
+        assert isinstance(answer.result(), Claimed)
+        assert store.get(identity("k")).number == 1
+
+
+def test_of_threads_that_share_a_commit_only_the_one_that_cannot_be_committed_fails(url, trouble):
+    trouble("k7", "error")
+    engine = Idempotency(url)
+    ran = []
+
+    def call(number):
+        try:
+            return engine.execute(f"k{number}", lambda: ran.append(number) or number)
+        except StoreError as error:
+            return type(error).__name__
+
+    with closing(engine):
+        answers = in_threads(call, 48)
+    assert answers == [number if number != 7 else answers[7] for number in range(48)]
+    assert answers[7] != 7
+    assert sorted(ran) == [number for number in range(48) if number != 7]
 
 
 @fault(16)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import partial
-from typing import Any, Final, TypeAlias, Unpack, cast
+from typing import Any, Final, TypeAlias, Unpack
 
 from msgspec import Struct
 
@@ -89,32 +88,29 @@ class IdempotencyMiddleware:
         elif isinstance(begun, Answer):
             await send_answer(send, begun)
         else:
-            protected = Protected(begun, body, send, begun.here.loop.create_future())
-            begun.here.turns.take(partial(self._begin, protected, scope))
+            turn = begun.here.turns.take()
+            if turn is not None:
+                try:
+                    await turn
+                except BaseException as error:
+                    begun.never_began(error)
+                    raise
+            loop = begun.here.loop
+            protected = Protected(begun, body, send, loop.create_future())
+            task = self._background.begin(protected.run(self.app, scope), loop)
             try:
                 # Not the task itself: a cancelled request must neither strand its key nor lose its
                 # answer.
                 await protected.ended
             except asyncio.CancelledError:
-                await self._leave(protected)
+                await self._leave(protected, task)
                 raise
-            task = cast("asyncio.Task[None]", protected.task)
             self._background.end(task)
             task.result()  # it has ended, perhaps with an error
 
-    def _begin(self, protected: Protected, scope: Scope) -> None:
-        """Run a request in a task of its own."""
-        loop = protected.ended.get_loop()
-        protected.task = self._background.begin(protected.run(self.app, scope), loop)
-        if protected.client_gone:
-            self._background.leave(protected.task)
-
-    async def _leave(self, protected: Protected) -> None:
+    async def _leave(self, protected: Protected, task: asyncio.Task[None]) -> None:
         """Let a request run to its end although its client is gone."""
         protected.client_gone = True
-        task = protected.task
-        if task is None:
-            return  # It has not begun: `_begin` leaves it.
         self._background.leave(task)
         if protected.over:
             task.cancel()  # The save is done: the application learns of it as without us.
@@ -136,7 +132,6 @@ class IdempotencyMiddleware:
             nonlocal takes_part
             takes_part = True
             if message["type"].startswith("lifespan.shutdown."):
-                await self._integration.engines.here().turns.drain()
                 await self._background.drain()
                 await self._integration.close()
             await send(message)
@@ -234,8 +229,6 @@ class Protected(Struct, eq=False):
     _send: Send
     ended: asyncio.Future[None]
     """The application has ended."""
-    task: asyncio.Task[None] | None = None
-    """In which it runs; None = it has not begun."""
     over: bool = False
     """There is nothing left to save."""
     out: bool = False
@@ -345,6 +338,8 @@ class Protected(Struct, eq=False):
         await self._exchange.unprotected()
         self._streams = True
         self._set_out()
+        if self.client_gone:
+            raise asyncio.CancelledError  # which came before there was a stream to end
         start["headers"].append(UNPROTECTED)
         await self._send(start)
 

@@ -11,7 +11,7 @@ import inspect
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from contextvars import Context, copy_context
+from time import monotonic
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -39,6 +39,10 @@ LARGE_AT_ONCE: Final = 8
 
 BEGIN_AT_ONCE: Final = 4
 """How many requests begin in one turn of an event loop; see `Turns`."""
+BEGIN_EVERY: Final = 0.0005
+"""Seconds: after a turn that took longer, one request begins for each of these."""
+STUCK: Final = 1.0
+"""Seconds after which it is assumed that no next turn was scheduled."""
 
 _LAST_REQUESTS: Final = 5.0
 """Seconds for which requests without a client may still run when the server stops."""
@@ -124,6 +128,11 @@ class AsyncExchange(Struct, eq=False):
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
+
+    def never_began(self, error: BaseException) -> None:
+        """Give the key back: the request was interrupted before its handler could begin."""
+        self.ended = True
+        self.here.engine.internals.settle(self._call, error, self._attempt)
 
     def enter(self) -> None:
         """Become the current attempt of this context."""
@@ -301,40 +310,58 @@ def awaited(given: Any) -> Any:
 
 
 class Turns:
-    """Lets a few requests begin in each turn of an event loop, the next ones in the next turn.
+    """Lets about four requests begin in each turn of an event loop, the next ones in the next turn.
 
     A store answers many claims at once. If all of their requests began in one turn, all would wait
     for their saves at the same time, each with its whole stack of the framework, and the garbage
-    collector, which runs whenever objects have piled up, would follow them all. Of a few at a time,
-    the first have ended when the last begin. No request waits for another one to end.
+    collector, which runs whenever objects have piled up, would follow them all. If only a few begin
+    at a time, short requests end before the last ones begin. No request waits for another to end.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._since = 0.0
+        """When this turn began."""
         self._begun = 0
-        """How many have begun in this turn."""
-        self._waiting: deque[tuple[Context, Callable[[], object]]] = deque()
+        """How many requests have begun in it."""
+        self._most = BEGIN_AT_ONCE
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._scheduled: asyncio.Handle | None = None
 
-    def take(self, begin: Callable[[], object]) -> None:
-        """Call `begin`, in this turn or in one of the next, in the caller's context."""
-        if self._begun >= BEGIN_AT_ONCE:
-            self._waiting.append((copy_context(), begin))
-            return
-        if not self._begun:
-            self._loop.call_soon(self._next)
-        self._begun += 1
-        begin()
+    def take(self) -> asyncio.Future[None] | None:
+        """Return what a request has to wait for before it begins; None = it may begin now."""
+        now = monotonic()
+        # The second case: an exception of a signal handler has struck before `_next` could begin.
+        if not self._begun or now - self._since > STUCK:
+            self._since = now
+            self._schedule()
+        if self._begun < self._most:
+            self._begun += 1
+            return None
+        turn = self._loop.create_future()
+        self._waiting.append(turn)
+        return turn
+
+    def _schedule(self) -> None:
+        if self._scheduled is not None:
+            self._scheduled.cancel()  # never two: twice as many would begin
+        self._scheduled = self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        self._begun = 0
-        while self._waiting and self._begun < BEGIN_AT_ONCE:
-            context, begin = self._waiting.popleft()
-            context.run(self.take, begin)
-
-    async def drain(self) -> None:
-        """Wait until all have begun."""
-        while self._waiting:  # noqa: ASYNC110 - every turn lets the next ones begin
-            await asyncio.sleep(0)
+        try:
+            now = monotonic()
+            # A loop that is busy with other things has long turns: there, more begin in each.
+            self._most = max(BEGIN_AT_ONCE, int((now - self._since) / BEGIN_EVERY))
+            self._since, self._begun = now, 0
+            while self._waiting and self._begun < self._most:
+                turn = self._waiting[0]
+                if not turn.done():  # else it was cancelled
+                    self._begun += 1
+                    turn.set_result(None)
+                self._waiting.popleft()  # last: interrupted before, it is only looked at again
+        finally:
+            if self._begun or self._waiting:
+                self._schedule()
 
 
 class Background:

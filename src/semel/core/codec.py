@@ -222,7 +222,7 @@ def returned_by(function: Callable[..., object]) -> object:
     if annotation is None or type(annotation) is type:
         return None if annotation is type(None) else annotation
     plain = getattr(function, "__func__", function)  # a bound method is another one each time
-    cacheable = type(plain) is FunctionType  # anything else need not be hashable
+    cacheable = plain.__class__ is FunctionType  # anything else need not be hashable
     known = _resolved.get(ref(plain), UNSET) if cacheable else UNSET
     if known is not UNSET:
         return known

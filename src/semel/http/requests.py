@@ -41,11 +41,16 @@ class Headers:
         'text/html'
     """
 
-    __slots__ = ("_names", "lines")
+    __slots__ = ("_lines", "_names")
 
     def __init__(self, lines: Iterable[HeaderLine]) -> None:
-        self.lines = tuple(lines)
-        self._names = [name.lower() for name, _ in self.lines]
+        self._lines = tuple(lines)
+        self._names = [name.lower() for name, _ in self._lines]
+
+    @property
+    def lines(self) -> tuple[HeaderLine, ...]:
+        """The lines as they were sent."""
+        return self._lines
 
     @overload
     def get(self, name: str) -> str | None: ...
@@ -65,11 +70,10 @@ class Headers:
     def values(self, name: bytes) -> list[bytes]:
         """Return the values of all lines with this name, in lower case, as they were sent."""
         count = self._names.count(name)
-        if count <= 1:  # as nearly always: two looks of a list's own, none of ours at each line
-            return [self.lines[self._names.index(name)][1]] if count else []
-        return [
-            line[1] for lower, line in zip(self._names, self.lines, strict=True) if lower == name
-        ]
+        if count <= 1:  # the usual case: two searches of a list in C
+            return [self._lines[self._names.index(name)][1]] if count else []
+        lines = zip(self._names, self._lines, strict=True)
+        return [value for lower, (_, value) in lines if lower == name]
 
 
 class Request(Struct, frozen=True):

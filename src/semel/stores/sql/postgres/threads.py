@@ -466,17 +466,23 @@ class PreparedSession(OwnPsycopgSession):
         while pgconn.flush():  # a large value leaves in parts
             if self._ready(self._either) & select.POLLIN:
                 pgconn.consume_input()
-        while pgconn.is_busy():
-            self._ready(self._incoming)
-            pgconn.consume_input()
-        result = pgconn.get_result()
+        result = self._next_result()
         if result is None:
             raise psycopg.OperationalError(pgconn.get_error_message())
-        while pgconn.get_result() is not None:  # the end of the answer
-            pass
+        while (rest := self._next_result()) is not None:
+            # The rows come before the commit: if that fails, an error follows them.
+            if result.status != ExecStatus.FATAL_ERROR:
+                result = rest
         if result.status == ExecStatus.FATAL_ERROR:
             raise _error_of(result)
         return result
+
+    def _next_result(self) -> PGresult | None:
+        """Wait for the next part of an answer; None = it has ended."""
+        while self._pgconn.is_busy():
+            self._ready(self._incoming)
+            self._pgconn.consume_input()
+        return self._pgconn.get_result()
 
     def _ready(self, poll: select.poll) -> int:
         left = min(max(0.0, self.bounded.deadline - time.monotonic()), _LONGEST_WAIT)
