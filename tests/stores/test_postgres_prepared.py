@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.pq import ExecStatus
 
 from semel.core.records import Claimed, Encoded, Finished
 from semel.errors import ConfigError, StoreError
@@ -220,6 +221,30 @@ def test_no_answer_at_all_is_a_lost_connection(session):
     session._pgconn = Unanswered()
     with pytest.raises(psycopg.OperationalError, match="no result"):
         session._wait()
+
+
+class Failed:
+    """An error as libpq shows it: the connection's, as it has no code."""
+
+    status = ExecStatus.FATAL_ERROR
+
+    def __init__(self, message):
+        self.message = message
+
+    def error_field(self, _):
+        return None
+
+    def get_error_message(self):
+        return self.message
+
+
+def test_of_two_errors_the_first_is_the_reason(session):
+    answer = Slow([Failed("the connection broke, too"), Failed("the statement failed")])
+    answer.read = 1  # all has left
+    session._pgconn = answer
+    with pytest.raises(psycopg.OperationalError, match="the statement failed"):
+        session._wait()
+    assert answer.told == []
 
 
 def test_an_error_without_a_code_is_the_connections(session):
