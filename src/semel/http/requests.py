@@ -343,21 +343,15 @@ def method_and_path(request: Request) -> tuple[bytes, bytes]:
     )
 
 
-class _Lengths(dict[int, bytes]):
-    """What stands before a part of a length."""
-
-    def __missing__(self, length: int) -> bytes:
-        return b"%d:" % length
-
-
-_LENGTHS: Final = _Lengths((length, b"%d:" % length) for length in range(256))
+_LENGTHS: Final = tuple(b"%d:" % length for length in range(256))
 
 
 def digest(parts: Iterable[bytes], secret: bytes | None = None) -> bytes:
     """Digest parts, so that no two lists of them can meet."""
     pieces: list[bytes] = []
     for part in parts:
-        pieces += _LENGTHS[len(part)], part
+        size = len(part)
+        pieces += (_LENGTHS[size] if size < len(_LENGTHS) else b"%d:" % size), part
     message = b"".join(pieces)
     if secret is None:
         return hashlib.sha256(message).digest()[:FINGERPRINT_BYTES]

@@ -26,7 +26,7 @@ from semel.engine.colours.leaders import (
     one_for,
 )
 from semel.errors import ConfigError, about
-from semel.stores.batching import running_loop
+from semel.stores.batching import loop_here, running_loop
 
 if TYPE_CHECKING:
     from semel.core.attempts import Lease
@@ -240,7 +240,7 @@ class SharedRuns:
 
     def pass_on(self, place: Hashable, caller: object) -> None:
         """Let the next call lead, if this one does; nothing was stored that could be shared."""
-        if asyncio._get_running_loop() is not self._guard.loop:  # noqa: SLF001 - raises nothing
+        if loop_here() is not self._guard.loop:
             return  # The loop was torn down under the call, and under those that wait.
         waiter = self._leaders.next_leader(place, caller)
         if waiter is not None:
