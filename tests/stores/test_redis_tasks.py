@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
+import os
 import signal
 import threading
 
@@ -22,6 +24,7 @@ from semel.stores.redis.tasks import HANDFUL, Connection, SharedConnection, _pas
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
 from stores.redis_given import IDENTITY, ask, close_client, opened, opened_async
+from stores.sqlite_helpers import in_a_fork
 
 PING = pack(("PING",))
 PATIENCE = 10.0
@@ -57,6 +60,34 @@ async def test_commands_of_one_turn_leave_together(server):
             before = proxy.requests
             await asyncio.gather(*(connection.ask(PING) for _ in range(HANDFUL)))
             assert proxy.requests - before <= 3  # the first at once, the others in one write
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_runs_the_loop_of_its_parent_has_a_connection_of_its_own(server):
+    loop = asyncio.new_event_loop()
+    client = redis.asyncio.Redis.from_url(server.url)
+    store = AsyncRedisStore(client, prefix="forked:")
+
+    async def connection_id() -> int:
+        """Ask over the store's own connection."""
+        connection = await store.transport._connections.open()
+        return await connection.ask(pack(("CLIENT", "ID")))
+
+    async def claimed(key: str) -> tuple[str, int]:
+        answer = await asyncio.wait_for(store.ask(ask(Identity("s", key))), PATIENCE)
+        return type(answer).__name__, await connection_id()
+
+    try:
+        kind, mine = loop.run_until_complete(claimed("before"))
+        assert kind == "Claimed"
+        kind, childs = ast.literal_eval(in_a_fork(lambda: loop.run_until_complete(claimed("child"))))
+        assert kind == "Claimed"
+        assert childs != mine
+        assert loop.run_until_complete(connection_id()) == mine, "the parent goes on with its own"
+    finally:
+        loop.run_until_complete(store.close())
+        loop.run_until_complete(close_client(client))
+        loop.close()
 
 
 async def test_a_cancelled_caller_leaves_its_reply_to_nobody(server):
@@ -235,11 +266,11 @@ async def test_many_commands_of_one_turn_leave_in_parts(server):
                 return getattr(transport, name)
 
         connection._transport = Told()
-        # The first goes alone, as nobody waits; then a handful at a time, while it is a good share
-        # of what is under way; the rest at the end.
-        calls = [store.get(Identity("s", str(n))) for n in range(1 + 4 * HANDFUL + 11 + 3)]
+        # The first goes alone, as nobody waits; then a handful, or as many as are under way already;
+        # the rest at the end.
+        calls = [store.get(Identity("s", str(n))) for n in range(1 + 4 * HANDFUL + 3)]
         assert await asyncio.gather(*calls) == [None] * len(calls)
-        assert writes == [1, HANDFUL, HANDFUL, HANDFUL, HANDFUL, 11, 3]
+        assert writes == [1, HANDFUL, HANDFUL, 2 * HANDFUL, 3]
 
 
 async def test_a_connection_that_is_open_is_given_again(server):

@@ -37,7 +37,7 @@ LARGE: Final = 64 * 1024
 LARGE_AT_ONCE: Final = 8
 """How many large answers an integration saves at the same time; the others wait for their turn."""
 
-BEGIN_AT_ONCE: Final = 4
+BEGIN_AT_ONCE: Final = 8
 """How many requests begin in one turn of an event loop; see `Turns`."""
 BEGIN_EVERY: Final = 0.0005
 """Seconds: after a turn that took longer, one request begins for each of these."""
@@ -310,7 +310,7 @@ def awaited(given: Any) -> Any:
 
 
 class Turns:
-    """Lets about four requests begin in each turn of an event loop, the next ones in the next turn.
+    """Lets about eight requests begin in each turn of an event loop, the next ones in the next.
 
     A store answers many claims at once. If all of their requests began in one turn, all would wait
     for their saves at the same time, each with its whole stack of the framework, and the garbage

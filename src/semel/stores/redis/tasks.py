@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from _thread import get_ident
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -31,6 +32,7 @@ from redis.exceptions import TimeoutError as TimedOut
 
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import has_ended, loop_here, only_loop
+from semel.stores.forking import follow_forks, leave_alone
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
@@ -65,10 +67,10 @@ LOOKS_PER_TIMEOUT = 4
 """How often a connection looks at its oldest command while that may time out."""
 
 HANDFUL = 8
-SHARE = 4
-"""A handful of commands leaves without waiting for more, if it is a good share (one in four) of all
-that is under way: the server works on them while the next ones are made. Were they all in one
-write, client and server would take turns; were it many small ones, each would cost its own."""
+SHARE = 2
+"""A handful of commands leaves without waiting for more, if it is half of all that is then under way:
+the server works on them while the next ones are made. Were they all in one write, client and
+server would take turns; were it many small ones, each would cost its own."""
 
 Waiting: TypeAlias = tuple["asyncio.Future[Any]", float, Command[Any] | None]
 """Who waits, since when, and for the answer to which command (None: for the bare reply)."""
@@ -112,6 +114,9 @@ class Connection(asyncio.Protocol):
         self._alarm: asyncio.TimerHandle | None = None
         self._reader = new_reader()
         self._transport, self._stream = take_over(connection, self)
+        self.inherited = False
+        """It belongs to the process that this one was forked from."""
+        follow_forks(self)
 
     def ask(
         self,
@@ -225,6 +230,16 @@ class Connection(asyncio.Protocol):
         if self._alarm is not None:
             self._alarm.cancel()
         self._stream.connection_lost(exc)
+
+    def before_fork(self) -> None:
+        """Do nothing: no other thread uses it."""
+
+    def after_fork_in_parent(self) -> None:
+        """Continue as before the fork."""
+
+    def after_fork_in_child(self) -> None:
+        """Send nothing: replies would be mixed with those to the parent, which goes on with it."""
+        self.inherited, self.broken = True, Disconnected("it belongs to the parent process")
 
     def _look_later(self) -> None:
         self._alarm = self.loop.call_later(self._timeout / LOOKS_PER_TIMEOUT, self._look)
@@ -342,7 +357,11 @@ class SharedConnection:
 
     async def _release(self) -> None:
         connection, self.connection = self.connection, None
-        if connection is not None:
+        if connection is None:
+            return
+        if connection.inherited:
+            leave_alone(connection)
+        else:
             connection.end(_closed())
             await connection.connection.disconnect(nowait=True)
             await self._pool.release(connection.connection)
@@ -494,7 +513,12 @@ class AsyncServerTransport(AsyncTransport):
             or connection.broken is not None
             or urgent
             or self._closed
-            or loop_here() is not connection.loop  # outside of any loop, a verb may be prepared
+            # Outside of any loop, a verb may be prepared. A loop of asyncio's knows the thread that
+            # runs it now; to ask which loop runs here is, until Python 3.12, a call of the system.
+            or (
+                getattr(connection.loop, "_thread_id", None) != get_ident()
+                and loop_here() is not connection.loop
+            )
             or (self._follows_the_primary and connection.silent())
         ):
             return super().ask(command, urgent=urgent)
