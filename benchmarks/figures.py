@@ -86,6 +86,11 @@ class Check(Struct):
     unit: str = ""
 
     @property
+    def is_ratio(self) -> bool:
+        """Whether it is a ratio, or a number of something, and not a time."""
+        return self.unit not in {"us", "ms", "us a waiter", "% of a core"}
+
+    @property
     def verdict(self) -> str:
         """Whether it shows."""
         if self.measured is None:

@@ -8,14 +8,16 @@ leaves the server together with the owner's answer: what counts is what the wait
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import redis
@@ -25,7 +27,7 @@ from benchmarks.figures import OURS, Lane, Race, Section, at_most
 from benchmarks.measuring import RESULT, Effort
 from semel import AsyncIdempotency, Idempotency
 
-WAITERS, ROUNDS = 5, 61
+WAITERS, ROUNDS = 13, 25
 """Processes that wait, one after the other, and the rounds of each: no two are equally quick."""
 PINGS = 25
 LISTENS_AFTER = 0.03
@@ -35,29 +37,44 @@ READY = 60.0
 KINDS = ("threads", "asyncio")
 
 
+class Server(NamedTuple):
+    """Where owner and waiter meet."""
+
+    name: str
+    url: str
+    ping: Callable[[], object]
+    """One round trip of the plain driver."""
+    limit: float
+
+
 def run(effort: Effort) -> list[Section]:
     """Wake-ups on Redis and PostgreSQL."""
-    with backends.redis_server() as server, closing(redis.Redis.from_url(server.url)) as client:
-        on_redis = _section("Redis", server.url, client.ping, 2, effort)
-    with backends.postgres_server() as server:
-        url = server.fresh_database()
-        with psycopg.connect(url, autocommit=True) as connection:
+    with ExitStack() as stack:
+        on_redis = stack.enter_context(backends.redis_server())
+        client = stack.enter_context(closing(redis.Redis.from_url(on_redis.url)))
+        url = stack.enter_context(backends.postgres_server()).fresh_database()
+        connection = stack.enter_context(psycopg.connect(url, autocommit=True))
+        servers = (
+            Server("Redis", on_redis.url, client.ping, 2),
+            Server("PostgreSQL", url, lambda: connection.execute("SELECT 1").fetchone(), 3),
+        )
+        samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+        # Each in turn: what one of them meets of the machine's moods, all do.
+        for _ in range(effort.rounds(WAITERS)):
+            for server, kind in itertools.product(servers, KINDS):
+                samples[server.name, kind] += _samples_of_a_waiter(
+                    server.url, kind, server.ping, effort.rounds(ROUNDS)
+                )
+    return [_section(server, samples) for server in servers]
 
-            def select() -> object:
-                return connection.execute("SELECT 1").fetchone()
 
-            on_postgres = _section("PostgreSQL", url, select, 3, effort)
-    return [on_redis, on_postgres]
-
-
-def _section(
-    name: str, url: str, ping: Callable[[], object], limit: float, effort: Effort
-) -> Section:
+def _section(server: Server, samples: Mapping[tuple[str, str], list[float]]) -> Section:
+    name = server.name
     races = [
         Race(
             f"{kind}, after the save",
             "round trips",
-            [Lane(OURS, "ours", [*_samples(url, kind, ping, effort)])],
+            [Lane(OURS, "ours", samples[name, kind])],
             more_is_better=False,
         )
         for kind in KINDS
@@ -68,16 +85,12 @@ def _section(
         "zero, the waiter had it first. A round trip is the plain driver's, in the same round.",
         races,
         [
-            at_most(5, f"wake-up, {name}, {kind}", race.lanes[0].median, limit, "round trips")
+            at_most(
+                5, f"wake-up, {name}, {kind}", race.lanes[0].median, server.limit, "round trips"
+            )
             for kind, race in zip(KINDS, races, strict=True)
         ],
     )
-
-
-def _samples(url: str, kind: str, ping: Callable[[], object], effort: Effort) -> Iterator[float]:
-    """Give the round trips from save to answer, of each round of each waiter."""
-    for _ in range(effort.rounds(WAITERS)):
-        yield from _samples_of_a_waiter(url, kind, ping, effort.rounds(ROUNDS))
 
 
 def _samples_of_a_waiter(

@@ -70,13 +70,18 @@ def test_the_report_tells_what_fails_where_semel_is_behind_and_who_is_missing():
 
 def test_the_report_of_two_runs_tells_which_ratios_are_steady():
     def run(steady: float, swings: float | None) -> list[Group]:
-        checks = [at_least(1, "steady", steady, 1), at_least(2, "swings", swings, 1)]
+        checks = [
+            at_least(1, "steady", steady, 1),
+            at_least(2, "swings", swings, 1),
+            at_most(3, "a time", swings, 1, "us"),
+        ]
         return [Group("async_rates", 1.0, [Section("Redis, async", "", [], checks)])]
 
     text = report.write(run(1.1, 2.0), "a machine", run(1.0, 1.5))
-    assert "1 of 2 differ by less than 15%" in text
+    assert "1 of 2 ratios differ by less than 15%" in text
     assert "| 1 | steady | 1.10 | 1.00 | at least 1 | yes |" in text
     assert "| 2 | swings | 2.00 | 1.50 | at least 1 | yes |" in text
+    assert "| 3 | a time | 2.00 | 1.50 | at most 1 us | NO |" in text
     assert "0 of 2" in report.write(run(1.0, 1.0), "a machine", run(2.0, None))
 
 

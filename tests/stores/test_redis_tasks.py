@@ -80,7 +80,9 @@ def test_a_child_that_runs_the_loop_of_its_parent_has_a_connection_of_its_own(se
     try:
         kind, mine = loop.run_until_complete(claimed("before"))
         assert kind == "Claimed"
-        kind, childs = ast.literal_eval(in_a_fork(lambda: loop.run_until_complete(claimed("child"))))
+        kind, childs = ast.literal_eval(
+            in_a_fork(lambda: loop.run_until_complete(claimed("child")))
+        )
         assert kind == "Claimed"
         assert childs != mine
         assert loop.run_until_complete(connection_id()) == mine, "the parent goes on with its own"
