@@ -68,9 +68,9 @@ LOOKS_PER_TIMEOUT = 4
 
 HANDFUL = 8
 SHARE = 2
-"""A handful of commands leaves without waiting for more, if it is half of all that is under way: the
-server works on them while the next ones are made. If all left in one write, client and server would
-take turns; each of many small writes would cost a call of the system."""
+"""A handful of commands leaves without waiting for more, if it is half of all that is under way:
+the server works on them while the next ones are made. If all left in one write, client and server
+would take turns; each of many small writes would cost a call of the system."""
 
 Waiting: TypeAlias = tuple["asyncio.Future[Any]", float, Command[Any] | None]
 """Who waits, since when, and for the answer to which command (None: for the bare reply)."""
