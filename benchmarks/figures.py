@@ -88,7 +88,7 @@ class Check(Struct):
     @property
     def is_ratio(self) -> bool:
         """Whether it is a ratio, or a number of something, and not a time."""
-        return self.unit not in {"us", "ms", "us a waiter", "% of a core"}
+        return self.unit in {"", "round trips"}
 
     @property
     def verdict(self) -> str:

@@ -62,20 +62,44 @@ async def test_commands_of_one_turn_leave_together(server):
             assert proxy.requests - before <= 3  # the first at once, the others in one write
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_that_runs_the_loop_of_its_parent_has_a_connection_of_its_own(server):
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+@forks
+async def test_a_child_forked_by_a_running_loop_sends_nothing_on_the_connection_of_its_parent(
+    server,
+):
+    in_the_child = Identity("orders.create", "in the child")
+    async with opened_async(server.url) as store:
+        assert isinstance(await store.ask(ask()), Claimed)
+        connection = store.transport._connections.ready()
+        unsent = connection.ask(PING), connection.ask(PING)
+        assert connection._outbox, "the second one waits for the next turn of the loop"
+
+        async def claim() -> object:
+            return await store.ask(ask(in_the_child))
+
+        def childs_loop() -> object:
+            assert not connection._outbox
+            return asyncio.run(claim())
+
+        assert "belongs to another event loop" in in_a_fork(childs_loop)
+        assert await store.get(in_the_child) is None
+        assert await asyncio.gather(*unsent)
+
+
+@forks
+def test_a_child_that_runs_the_loop_of_its_parent_opens_a_connection(server):
     loop = asyncio.new_event_loop()
     client = redis.asyncio.Redis.from_url(server.url)
     store = AsyncRedisStore(client, prefix="forked:")
 
-    async def connection_id() -> int:
-        """Ask over the store's own connection."""
-        connection = await store.transport._connections.open()
-        return await connection.ask(pack(("CLIENT", "ID")))
-
     async def claimed(key: str) -> tuple[str, int]:
-        answer = await asyncio.wait_for(store.ask(ask(Identity("s", key))), PATIENCE)
-        return type(answer).__name__, await connection_id()
+        """Claim a key; returns the answer's type, and the number of the connection."""
+        async with asyncio.timeout(PATIENCE):
+            answer = await store.ask(ask(Identity("s", key)))
+            connection = await store.transport._connections.open()
+            return type(answer).__name__, await connection.ask(pack(("CLIENT", "ID")))
 
     try:
         kind, mine = loop.run_until_complete(claimed("before"))
@@ -85,7 +109,7 @@ def test_a_child_that_runs_the_loop_of_its_parent_has_a_connection_of_its_own(se
         )
         assert kind == "Claimed"
         assert childs != mine
-        assert loop.run_until_complete(connection_id()) == mine, "the parent goes on with its own"
+        assert loop.run_until_complete(claimed("after")) == ("Claimed", mine)
     finally:
         loop.run_until_complete(store.close())
         loop.run_until_complete(close_client(client))

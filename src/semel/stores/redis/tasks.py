@@ -116,7 +116,6 @@ class Connection(asyncio.Protocol):
         self._transport, self._stream = take_over(connection, self)
         self.inherited = False
         """It belongs to the process that this one was forked from."""
-        follow_forks(self)
 
     def ask(
         self,
@@ -231,15 +230,10 @@ class Connection(asyncio.Protocol):
             self._alarm.cancel()
         self._stream.connection_lost(exc)
 
-    def before_fork(self) -> None:
-        """Do nothing: no other thread uses it."""
-
-    def after_fork_in_parent(self) -> None:
-        """Continue as before the fork."""
-
-    def after_fork_in_child(self) -> None:
-        """Send nothing: replies would be mixed with those to the parent, which goes on with it."""
+    def leave_to_parent(self) -> None:
+        """Send nothing any more: this process was forked from the one that uses the connection."""
         self.inherited, self.broken = True, Disconnected("it belongs to the parent process")
+        self._outbox.clear()
 
     def _look_later(self) -> None:
         self._alarm = self.loop.call_later(self._timeout / LOOKS_PER_TIMEOUT, self._look)
@@ -332,6 +326,18 @@ class SharedConnection:
         self.connection: Connection | None = None
         """The connection that was opened last; it may be broken by now."""
         self._opening = SharedTask[Connection]()
+        follow_forks(self)
+
+    def before_fork(self) -> None:
+        """Do nothing: what is under way comes back in the parent."""
+
+    def after_fork_in_parent(self) -> None:
+        """Continue as before the fork."""
+
+    def after_fork_in_child(self) -> None:
+        """Leave the connection alone, also where the parent's loop seems to run in the child."""
+        if self.connection is not None:
+            self.connection.leave_to_parent()
 
     def open_connection(self) -> Connection | None:
         """Return the connection; if it is not open, begin to open it and return none."""
@@ -514,7 +520,7 @@ class AsyncServerTransport(AsyncTransport):
             or urgent
             or self._closed
             # Outside of any loop, a verb may be prepared. A loop of asyncio's knows the thread that
-            # runs it now; to ask which loop runs here is, until Python 3.12, a call of the system.
+            # runs it now; before Python 3.12, asking which loop runs here is a call of the system.
             or (
                 getattr(connection.loop, "_thread_id", None) != get_ident()
                 and loop_here() is not connection.loop
