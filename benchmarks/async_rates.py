@@ -46,7 +46,7 @@ def _redis(effort: Effort) -> Section:
         "",
         paired(heart) + races,
         [
-            at_least(1, "Redis first, to seed S0's design", first.ratio(OURS, seed), 8),
+            at_least(1, "Redis first, to a lock and a stored result", first.ratio(OURS, seed), 8),
             at_least(1, "Redis first, to the bare floor", first.ratio(OURS, floor), 0.8),
             at_least(1, "Redis replay, to the bare floor", replay.ratio(OURS, floor), 0.5),
         ],

@@ -90,18 +90,19 @@ def race(
     rounds: int,
     effort: Effort,
 ) -> tuple[Race, Race]:
-    """Let threads race; returns first executions and replays, in calls per second."""
-    turns = _raced(contenders, place, callers, _rounds(rounds), effort.lap)
+    """Let threads race; returns first executions and replays, in calls per second.
+
+    Threads that share batches need a while to get into step, so many of them race in long laps.
+    """
+    lap = effort.lap if callers == 1 else effort.crowd_lap
+    turns = _raced(contenders, place, callers, _rounds(rounds), lap)
     return _races(turns, callers, "threads")
 
 
 def race_of_a_crowd(
     contenders: Sequence[ThreadContender], place: Place, *, callers: int, effort: Effort
 ) -> tuple[Race, Race, Race, Race]:
-    """Let many threads race in long laps; returns the rates, and the times of the slowest calls.
-
-    Threads that share batches need a while to get into step, and a tail needs many calls.
-    """
+    """Let many threads race in many laps; returns the rates, and the times of the slowest calls."""
     rounds = effort.rounds(CROWD_ROUNDS)
     turns = _raced(contenders, place, callers, (WARM_UP, *range(rounds)), effort.crowd_lap)
     first, replay = _races(turns, callers, "threads")

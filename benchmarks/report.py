@@ -63,21 +63,21 @@ def _checks(sections: Sequence[Section]) -> list[Check]:
 def _must_show(sections: Sequence[Section], earlier: Mapping[str, Check]) -> Iterator[str]:
     checks = _checks(sections)
     failed = sum(check.verdict == "NO" for check in checks)
-    yield "## It must show\n"
-    yield f"{len(checks) - failed} of {len(checks)} show.\n"
+    yield "## Targets\n"
+    yield f"{len(checks) - failed} of {len(checks)} are met.\n"
     if earlier:
         ratios = [check for check in checks if check.is_ratio]
         steady = sum(_is_steady(check, earlier.get(check.what)) for check in ratios)
         yield (
-            f"All was measured twice in a row: {steady} of {len(ratios)} ratios differ by less "
-            f"than {STEADY:.0%} from the first time. Times (us, ms) are no ratios: they follow the "
-            "speed of the machine, which changes from minute to minute.\n"
+            f"All was measured twice in a row: the second time, {steady} of {len(ratios)} ratios "
+            f"differed by less than {STEADY:.0%} from the first. Times (us, ms) are no ratios: "
+            "they follow the speed of the machine, which changes from minute to minute.\n"
         )
-        yield "| line | what | measured | the first time | must be | shows |"
-        yield "|---|---|---|---|---|---|"
-    else:
-        yield "| line | what | measured | must be | shows |"
+        yield "| what | measured | the first time | target | met |"
         yield "|---|---|---|---|---|"
+    else:
+        yield "| what | measured | target | met |"
+        yield "|---|---|---|---|"
     yield from (f"| {_check(check, earlier)} |" for check in checks)
     yield ""
 
@@ -94,15 +94,17 @@ def _check(check: Check, earlier: Mapping[str, Check]) -> str:
     measured = [_measured(check)]
     if earlier:
         measured.append(_measured(earlier.get(check.what)))
-    return " | ".join((str(check.line or "-"), check.what, *measured, limit, check.verdict))
+    return " | ".join((check.what, *measured, limit, check.verdict))
 
 
 def _measured(check: Check | None) -> str:
-    return "-" if check is None or check.measured is None else figure(check.measured)
+    if check is None or check.measured is None:
+        return "-"
+    return f"{check.measured:.3f}" if 0 < check.measured < 1 else figure(check.measured)
 
 
 def _alternatives(sections: Sequence[Section]) -> Iterator[str]:
-    """Line 3: in every scenario, the best of the alternatives."""
+    """In every scenario, the best of the alternatives."""
     rows: list[tuple[float, str]] = []
     for section in sections:
         for race in section.races:
@@ -117,7 +119,7 @@ def _alternatives(sections: Sequence[Section]) -> Iterator[str]:
     if not rows:
         yield "No alternative was measured.\n"
         return
-    yield f"Line 3 of the list: semel is ahead in {len(rows) - len(behind)} of {len(rows)}.\n"
+    yield f"semel is ahead in {len(rows) - len(behind)} of {len(rows)}.\n"
     header = ("| scenario | best alternative | semel is so many times better |", "|---|---|---|")
     if behind:
         yield from ("Behind in these:\n", *header, *behind, "")

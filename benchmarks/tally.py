@@ -67,4 +67,6 @@ def run(effort: Effort) -> list[Section]:
 
 
 def _check(one: Race) -> Check:
-    return at_most(0, f"a tally, {one.what}", one.microseconds_more(OURS, WITHOUT), LIMIT, "us")
+    return at_most(
+        0, f"the Tally hook adds, {one.what}", one.microseconds_more(OURS, WITHOUT), LIMIT, "us"
+    )

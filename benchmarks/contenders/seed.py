@@ -1,4 +1,4 @@
-"""The design of seed S0, as it is usually written, with redis.asyncio.
+"""A lock and a stored result, as it is usually written, with redis.asyncio.
 
 Read the result; else take a lock (SET NX PX with a token); else wait, from 50 ms doubling to
 500 ms, and look again. While the function runs, a task of its own refreshes the lock. A script
@@ -91,4 +91,4 @@ async def _tasks(place: Place) -> AsyncIterator[AsyncGo]:
         yield awaiting(lambda key: idem.execute(key, place.work.arun))
 
 
-SEED: TaskContender = Contender("design of seed S0 with redis.asyncio", "usual", _tasks)
+SEED: TaskContender = Contender("a lock and a stored result, redis.asyncio", "usual", _tasks)
