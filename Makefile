@@ -117,7 +117,7 @@ package: $(READY)  ## build the package into dist/, check it and try the install
 	$(VENV)/bin/python scripts/package.py $(if $(RELEASE),--release)
 
 # In an environment of its own: the alternatives bring much along that the tests must not need.
-bench: $(BENCH_READY)  ## measure semel beside floors and alternatives, in about half an hour (twice: ARGS=--twice)
+bench: $(BENCH_READY)  ## measure semel beside floors and alternatives, in about 20 minutes (twice: ARGS=--twice)
 	$(BENCH_VENV)/bin/python scripts/servers.py
 	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
 

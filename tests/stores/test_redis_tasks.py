@@ -24,7 +24,7 @@ from semel.stores.redis.tasks import HANDFUL, Connection, SharedConnection, _pas
 from servers.proxy import proxy_to
 from servers.redis import redis_server, wait_until
 from stores.redis_given import IDENTITY, ask, close_client, opened, opened_async
-from stores.sqlite_helpers import in_a_fork
+from stores.sqlite_helpers import forked, in_a_fork, start_fork
 
 PING = pack(("PING",))
 PATIENCE = 10.0
@@ -79,41 +79,78 @@ async def test_a_child_forked_by_a_running_loop_sends_nothing_on_the_connection_
         async def claim() -> object:
             return await store.ask(ask(in_the_child))
 
-        def childs_loop() -> object:
-            assert not connection._outbox
-            return asyncio.run(claim())
-
-        assert "belongs to another event loop" in in_a_fork(childs_loop)
+        assert "belongs to another event loop" in in_a_fork(lambda: asyncio.run(claim()))
         assert await store.get(in_the_child) is None
         assert await asyncio.gather(*unsent)
 
 
-@forks
-def test_a_child_that_runs_the_loop_of_its_parent_opens_a_connection(server):
+@pytest.fixture
+def shared_loop(server):
+    """A loop that parent and child run, and a store on it whose pool has one connection."""
     loop = asyncio.new_event_loop()
-    client = redis.asyncio.Redis.from_url(server.url)
+    client = redis.asyncio.Redis.from_url(server.url, max_connections=1)
     store = AsyncRedisStore(client, prefix="forked:")
+    yield loop, store
+    loop.run_until_complete(store.close())
+    loop.run_until_complete(close_client(client))
+    loop.close()
 
-    async def claimed(key: str) -> tuple[str, int]:
-        """Claim a key; returns the answer's type, and the number of the connection."""
-        async with asyncio.timeout(PATIENCE):
-            answer = await store.ask(ask(Identity("s", key)))
-            connection = await store.transport._connections.open()
-            return type(answer).__name__, await connection.ask(pack(("CLIENT", "ID")))
 
-    try:
-        kind, mine = loop.run_until_complete(claimed("before"))
-        assert kind == "Claimed"
-        kind, childs = ast.literal_eval(
-            in_a_fork(lambda: loop.run_until_complete(claimed("child")))
-        )
-        assert kind == "Claimed"
-        assert childs != mine
-        assert loop.run_until_complete(claimed("after")) == ("Claimed", mine)
-    finally:
-        loop.run_until_complete(store.close())
-        loop.run_until_complete(close_client(client))
-        loop.close()
+async def claimed(store, key):
+    """Claim a key; returns the answer's type, and the number of the store's connection."""
+    async with asyncio.timeout(PATIENCE):
+        answer = await store.ask(ask(Identity("s", key)))
+        connection = await store.transport._connections.open()
+        return type(answer).__name__, await connection.ask(pack(("CLIENT", "ID")))
+
+
+@forks
+def test_a_child_that_runs_the_loop_of_its_parent_opens_a_connection(shared_loop):
+    loop, store = shared_loop
+    kind, mine = loop.run_until_complete(claimed(store, "before"))
+    assert kind == "Claimed"
+    kind, childs = ast.literal_eval(
+        in_a_fork(lambda: loop.run_until_complete(claimed(store, "child")))
+    )
+    assert kind == "Claimed"
+    assert childs != mine
+    assert loop.run_until_complete(claimed(store, "after")) == ("Claimed", mine)
+
+
+@forks
+def test_a_child_that_runs_the_loop_of_its_parent_reads_none_of_its_replies(shared_loop):
+    loop, store = shared_loop
+    _, mine = loop.run_until_complete(claimed(store, "before"))
+    here, there = forked.Pipe()
+
+    async def run_beside() -> None:
+        there.send("running")
+        while not there.poll():  # noqa: ASYNC110 - its parent's loop has no other way to tell
+            await asyncio.sleep(0)
+
+    async def asked(number: int) -> int:
+        connection = await store.transport._connections.open()
+        return int(await connection.ask(pack(("ECHO", str(number)))))
+
+    child = start_fork(lambda: loop.run_until_complete(run_beside()))
+    assert here.recv() == "running"
+    for number in range(200):
+        assert loop.run_until_complete(asyncio.wait_for(asked(number), PATIENCE)) == number
+    here.send("enough")
+    child.join(PATIENCE)
+    assert child.exitcode == 0
+    assert loop.run_until_complete(claimed(store, "after")) == ("Claimed", mine)
+
+
+async def test_who_waits_in_a_forked_child_is_told_that_the_connection_is_not_its_own(server):
+    async with connection_to(server.url, within=0.2) as connection:
+        waiting = connection.ask(pack(("BLPOP", "nobody pushes", "60")))
+        connection.leave_to_parent()
+        with pytest.raises(TimedOut):
+            await asyncio.wait_for(waiting, PATIENCE)
+        connection.leave_to_parent()  # a child may fork, too
+        with pytest.raises(Disconnected, match="parent"):
+            await connection.ask(PING)
 
 
 async def test_a_cancelled_caller_leaves_its_reply_to_nobody(server):

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from _thread import get_ident
 from abc import ABC, abstractmethod
 from collections import deque
@@ -32,7 +34,7 @@ from redis.exceptions import TimeoutError as TimedOut
 
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import has_ended, loop_here, only_loop
-from semel.stores.forking import follow_forks, leave_alone
+from semel.stores.forking import follow_forks
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
@@ -114,8 +116,6 @@ class Connection(asyncio.Protocol):
         self._alarm: asyncio.TimerHandle | None = None
         self._reader = new_reader()
         self._transport, self._stream = take_over(connection, self)
-        self.inherited = False
-        """It belongs to the process that this one was forked from."""
 
     def ask(
         self,
@@ -163,14 +163,14 @@ class Connection(asyncio.Protocol):
                     answer.exception()
 
     def end(self, error: Disconnected | TimedOut) -> None:
-        """Break the connection, and notify everyone who waits."""
+        """Break the connection, unless it is broken, and notify everyone who waits."""
         if self.broken is None:
             self.broken = error
             self._transport.abort()
-            waiting, self.waiting = self.waiting, deque()
-            held, self._held = self._held or [], None
-            for each in (*(late for late, _ in held), *waiting):
-                self._fail(each, error)
+        waiting, self.waiting = self.waiting, deque()
+        held, self._held = self._held or [], None
+        for each in (*(late for late, _ in held), *waiting):
+            self._fail(each, error)
 
     def _send(self) -> None:
         commands, self._outbox = self._outbox, []
@@ -231,9 +231,20 @@ class Connection(asyncio.Protocol):
         self._stream.connection_lost(exc)
 
     def leave_to_parent(self) -> None:
-        """Send nothing any more: this process was forked from the one that uses the connection."""
-        self.inherited, self.broken = True, Disconnected("it belongs to the parent process")
-        self._outbox.clear()
+        """Let go of the connection: this process was forked from the one that goes on using it.
+
+        From now on its socket leads nowhere. A child that runs the loop of its parent would else
+        read the parent's replies, because both share what the loop waits on.
+        """
+        if self.broken is None:
+            self.broken = Disconnected("it belongs to the parent process")
+            # A transport that is being closed, or is not asyncio's, may have no socket to exchange.
+            with contextlib.suppress(AttributeError, OSError):
+                nowhere, other_end = socket.socketpair()
+                other_end.close()
+                with nowhere:
+                    inherited = self._transport.get_extra_info("socket").fileno()
+                    os.dup2(nowhere.fileno(), inherited, inheritable=False)
 
     def _look_later(self) -> None:
         self._alarm = self.loop.call_later(self._timeout / LOOKS_PER_TIMEOUT, self._look)
@@ -363,11 +374,7 @@ class SharedConnection:
 
     async def _release(self) -> None:
         connection, self.connection = self.connection, None
-        if connection is None:
-            return
-        if connection.inherited:
-            leave_alone(connection)
-        else:
+        if connection is not None:
             connection.end(_closed())
             await connection.connection.disconnect(nowait=True)
             await self._pool.release(connection.connection)
