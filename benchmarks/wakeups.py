@@ -59,7 +59,7 @@ def run(effort: Effort) -> list[Section]:
             Server("PostgreSQL", url, lambda: connection.execute("SELECT 1").fetchone(), 3),
         )
         samples: dict[tuple[str, str], list[float]] = defaultdict(list)
-        # Each in turn: what one of them meets of the machine's moods, all do.
+        # In turns, because the machine's speed changes from minute to minute.
         for _ in range(effort.rounds(WAITERS)):
             for server, kind in itertools.product(servers, KINDS):
                 samples[server.name, kind] += _samples_of_a_waiter(

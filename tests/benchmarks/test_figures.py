@@ -78,7 +78,7 @@ def test_the_report_of_two_runs_tells_which_ratios_are_steady():
         return [Group("async_rates", 1.0, [Section("Redis, async", "", [], checks)])]
 
     text = report.write(run(1.1, 2.0), "a machine", run(1.0, 1.5))
-    assert "1 of 2 ratios differed by less than 15%" in text
+    assert "1 of 2 ratios and counts differed by less than 15%" in text
     assert "| steady | 1.10 | 1.00 | at least 1 | yes |" in text
     assert "| swings | 2.00 | 1.50 | at least 1 | yes |" in text
     assert "| a time | 2.00 | 1.50 | at most 1 us | NO |" in text
