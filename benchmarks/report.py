@@ -69,9 +69,9 @@ def _must_show(sections: Sequence[Section], earlier: Mapping[str, Check]) -> Ite
         ratios = [check for check in checks if check.is_ratio]
         steady = sum(_is_steady(check, earlier.get(check.what)) for check in ratios)
         yield (
-            f"All was measured twice in a row: the second time, {steady} of {len(ratios)} ratios and "
-            f"counts differed by less than {STEADY:.0%} from the first. Times (us, ms) are no ratios: "
-            "they follow the speed of the machine, which changes from minute to minute.\n"
+            f"All was measured twice in a row: the second time, {steady} of {len(ratios)} ratios "
+            f"and counts differed by less than {STEADY:.0%} from the first. Times (us, ms) are no "
+            "ratios: they follow the speed of the machine, which changes from minute to minute.\n"
         )
         yield "| what | measured | the first time | target | met |"
         yield "|---|---|---|---|---|"
