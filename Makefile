@@ -3,7 +3,7 @@
 #   PYTHON=python3.13   the interpreter for a new environment (default: the newest one that works)
 #   VENV=.venv-3.13     where that environment lives
 #   ARGS="-k redis"     further arguments for pytest, or for the benchmarks
-#   KILLS=50 MINUTES=5  how much of a soak, or of a simulation, is enough
+#   KILLS=50 MINUTES=5  how much of a soak, or of a simulation, is enough (also MESSAGES=, OUTAGES=)
 #   CI=true             a server that cannot be had is a failure, not a skipped test
 
 VENV ?= .venv
@@ -28,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test test-more test-lowest quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions soak-queues simulate fuzz-http
+.PHONY: help setup demo servers test test-more test-lowest test-galera quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions soak-queues soak-outages simulate fuzz-http fuzz-queues
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -81,6 +81,10 @@ quick: $(READY)  ## run the tests without coverage, stopping at the first failur
 busy: servers  ## run the tests beside a load that keeps every core busy
 	$(VENV)/bin/python scripts/busy.py $(RUN) pytest $(SHARED) $(ARGS)
 
+test-galera: $(READY)  ## run the tests of a Galera cluster with three nodes, within 10 minutes
+	$(VENV)/bin/python scripts/servers.py --galera
+	GALERA_TESTS=yes $(RUN) pytest --session-timeout=600 tests/galera $(ARGS)
+
 soak-transactions: servers  ## kill transactions at random, KILLS=500 times on each database, within MINUTES=30
 	PYTHONPATH=tests $(VENV)/bin/python tests/transactions/soak.py
 
@@ -90,11 +94,17 @@ soak-sessions: servers  ## kill web servers with session= endpoints, KILLS=250 t
 soak-queues: servers  ## kill workers of Celery and aio-pika at random, MESSAGES=10000 with duplicates in each mode, within MINUTES=30
 	PYTHONPATH=tests $(VENV)/bin/python -m queues.soak
 
+soak-outages: servers  ## kill Redis while consumers of pika and aio-pika handle messages, OUTAGES=500 times, within MINUTES=60
+	PYTHONPATH=tests $(VENV)/bin/python scripts/busy.py $(VENV)/bin/python -m queues.outages
+
 simulate: $(READY)  ## simulate engines with faults, new seeds for MINUTES=1 (or from FIRST=42 on, COUNT=1 of them)
 	PYTHONPATH=tests $(RUN) proof.sim.hunt --minutes $(or $(MINUTES),1) $(if $(FIRST),--first $(FIRST)) $(if $(COUNT),--count $(COUNT))
 
 fuzz-http: $(READY)  ## send COUNT=10000 odd requests to every web door, within MINUTES=10
 	PYTHONPATH=tests $(VENV)/bin/python -m web.fuzz
+
+fuzz-queues: servers  ## send COUNT=10000 broken messages to each consumer of a queue, within MINUTES=15
+	PYTHONPATH=tests $(VENV)/bin/python -m queues.fuzz
 
 check: lint types layers  ## everything that is checked without running it
 

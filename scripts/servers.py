@@ -92,10 +92,23 @@ SERVERS = (
     ),
 )
 
+CLUSTERS = (
+    Server(
+        name="Galera",
+        commands=("libgalera_smm.so",),
+        packages=("galera-4",),
+        wheel=None,
+        elsewhere="usr/lib/galera",
+    ),
+    Server(name="rsync", commands=("rsync",), packages=("rsync",), wheel=None),
+)
+"""Only for `make test-galera`, beside MariaDB."""
+
 
 def main() -> int:
     """Provide every server; the exit status says whether CI may go on."""
-    missing = [server for server in SERVERS if not provide(server)]
+    wanted = (*SERVERS, *CLUSTERS) if "--galera" in sys.argv else SERVERS
+    missing = [server for server in wanted if not provide(server)]
     for server in missing:
         print(f"{server.name}: MISSING. Its tests will be skipped.", file=sys.stderr)
     needed = [server for server in missing if not server.optional]
@@ -115,7 +128,8 @@ def on_path(server: Server) -> str | None:
     """Find the server on PATH, or where its packages put it, with all its commands."""
     folders = sorted(Path("/").glob(server.elsewhere), reverse=True) if server.elsewhere else []
     for path in (None, *folders, UNPACKED):
-        places = [shutil.which(command, path=path) for command in server.commands]
+        # Not only programs: Galera is a library of MariaDB's.
+        places = [shutil.which(command, os.F_OK, path) for command in server.commands]
         if None not in places:
             return places[0]
     return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -46,6 +47,15 @@ class Trace:
         sys.settrace(self)
         try:
             return next(_confined(function))
+        finally:
+            sys.settrace(before)
+
+    async def awaited(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        """Await it; what the loop calls meanwhile is traced, too."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            return await asyncio.get_running_loop().create_task(coroutine)
         finally:
             sys.settrace(before)
 

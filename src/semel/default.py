@@ -7,7 +7,6 @@ thread that only its parent has.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from msgspec import UNSET
 
 from semel.core.attempts import Outcome, Result
 from semel.core.policy import Duration, Policy
+from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.core.schedules import Period
 from semel.decorating import KeySource, PayloadSource
 from semel.engine._sync.facade import AttemptContext, Idempotency
@@ -32,21 +32,24 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class _Default:
+class _Default(ForkAware):
     """Holds the one engine of the module-level functions."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._engine: Idempotency | None = None
+        follow_forks(self)
 
     def get(self) -> Idempotency:
         if self._engine is None:
+            notice_fork()
             with self._lock:
                 if self._engine is None:
                     self._engine = Idempotency()
         return self._engine
 
     def replace(self, engine: Idempotency) -> None:
+        notice_fork()
         with self._lock:
             previous, self._engine = self._engine, engine
         if previous is not None:
@@ -63,9 +66,6 @@ class _Default:
 _default = _Default()
 default_engine = _default.get
 """Give the engine of the module-level functions; made from the settings unless configured."""
-
-if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
-    os.register_at_fork(after_in_child=_default.after_fork_in_child)
 
 
 def configure(

@@ -1,7 +1,7 @@
 """What happened, as frozen values, and the one-method hook that is called with it.
 
 A hook is any callable that takes an event. It runs in the caller's thread or task, should be
-quick, and can never break the call: what it raises is logged and dropped.
+quick, and can never break the call: what it raises is logged and dropped (`semel.core.observers`).
 
     Event
     ├── Ran                 the function ran and its result is stored
@@ -29,14 +29,12 @@ quick, and can never break the call: what it raises is logged and dropped.
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Callable
-from functools import partial
-from traceback import walk_tb
 from typing import ClassVar, TypeAlias
 
 from msgspec import Struct
 
+from semel.core.observers import Log, unheard
 from semel.core.records import Identity
 from semel.errors import (
     AttemptsExhausted,
@@ -251,7 +249,9 @@ class Announcer:
     def __init__(self, hooks: tuple[Hook, ...]) -> None:
         self._hooks = hooks
         # The logger's own answer, without a function of ours around it: every call asks.
-        self.reaches: Callable[[int], bool] = (lambda _: True) if hooks else logger.isEnabledFor
+        self.reaches: Callable[[int], bool] = (
+            (lambda _: True) if hooks else logger.logger.isEnabledFor
+        )
         """Whether an event of this level reaches anybody; asked where every call makes one."""
         self.timed = bool(hooks)
         """Whether calls measure how long the store takes: without a hook nobody would know."""
@@ -261,32 +261,12 @@ class Announcer:
         if logger.isEnabledFor(event.level):
             log_event(event)
         for hook in self._hooks:
-            try:
-                hook(event)
-            except (Exception, SystemExit) as error:
-                # What watches a call does not end it, nor a thread that renews for all, nor an
-                # event loop. A signal that comes during a hook is not the hook's: it ends the
-                # program, or a task whose time is up, as elsewhere.
-                if _by_a_signal(error):
-                    raise
-                logger.exception("a hook failed on %s", event.name)
+            raised = unheard(hook, event)
+            if raised is not None:
+                logger.error("a hook failed on %s", event.name, exc_info=raised)
 
 
-def _by_a_signal(error: BaseException) -> bool:
-    """Whether a signal's handler raised it: a server's that ends on SIGTERM, or a time limit's."""
-    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
-
-
-def _code_of(handler: object) -> object:
-    """Give the code that runs when a handler is called; None if it is not written in Python."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    code = getattr(handler, "__code__", None)
-    return code or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004 - it is asked what it runs
-
-
-logger = logging.getLogger("semel")
+logger = Log("semel")
 
 
 def log_event(event: Event) -> None:

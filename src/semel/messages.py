@@ -65,6 +65,9 @@ SOONEST: Final = 1.0
 """Seconds after which a message is delivered again at the earliest."""
 STORE_PAUSE: Final = 5.0
 """Seconds after which a message is delivered again that the store could not be asked about."""
+MOST_LOSSES: Final = 10
+"""How often in a row a handler may lose the connection of its transaction without being counted:
+one that loses it each time breaks it itself."""
 LONGEST: Final = 300.0
 """Seconds after which a message that fails, is held, or cannot be rejected is delivered again."""
 JITTER: Final = 0.1
@@ -204,6 +207,16 @@ class MessageRules:
 
         An expression that fails is an error, never a reason to look for the id elsewhere.
         """
+        try:
+            return self._key_of(message)
+        except InvalidKey:
+            raise
+        except (
+            Exception
+        ) as error:  # here, and in `payload_of`, a message is read that anybody wrote
+            raise InvalidKey(f"the key cannot be read: {described(error)}") from error
+
+    def _key_of(self, message: Message) -> str:
         if self._template is not None:
             return self._template.render(lambda name: _part(message, name))
         if self._function is not None:
@@ -344,7 +357,7 @@ def _part(message: Message, name: str) -> Any:
         return message.body
     try:
         return msgspec.json.decode(message.body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidKey(f"the key is made from the body, which is not JSON ({error})") from error
 
 

@@ -52,6 +52,12 @@ def charge(order: int) -> tuple[int, str]:
     return order, "paid"
 
 
+@app.task(name="keyed", idempotent={"key": "order-{order}"})
+def keyed(order: int) -> str:
+    effect(f"keyed {order}")
+    return "paid"
+
+
 @app.task(name="gated", idempotent={"key": "order-{order}"})
 def gated(order: int) -> str:
     effect(f"gated {order}")

@@ -6,6 +6,7 @@ import contextlib
 import time
 
 import pika
+from pika.frame import Header
 
 PATIENCE = 30.0
 
@@ -13,15 +14,18 @@ PATIENCE = 30.0
 class Broker:
     """A virtual host, with a connection to look at it and to publish."""
 
-    def __init__(self, host):
+    def __init__(self, host, user="guest"):
         self.host = host
+        self.user = user
         self.connection = self.connect()
         self.channel = self.connection.channel()
         self.channel.confirm_delivery()
-        self.declare("orders")
+        if user == "guest":
+            self.declare("orders")
 
     def connect(self, heartbeat=None):
-        parameters = pika.URLParameters(self.host.url)
+        url = self.host.url.replace("guest:guest", f"{self.user}:{self.user}")
+        parameters = pika.URLParameters(url)
         parameters.heartbeat = heartbeat
         return pika.BlockingConnection(parameters)
 
@@ -34,6 +38,29 @@ class Broker:
             exchange, to, body, pika.BasicProperties(message_id=message_id, **fields),
             mandatory=True,
         )  # fmt: skip
+
+    def publish_full(self, message_id="full", *, exchange="", to="orders", room=0):
+        """Publish a message whose headers leave `room` bytes of their frame."""
+        properties = pika.BasicProperties(
+            message_id=message_id, delivery_mode=2, headers={"tenant": ""}
+        )
+        frame = len(Header(1, len(b"full"), properties).marshal())
+        properties.headers["tenant"] = "t" * (self.connection._impl.params.frame_max - frame - room)
+        self.channel.basic_publish(exchange, to, b"full", properties, mandatory=True)
+
+    def publish_raw(self, headers):
+        """Publish a message whose texts are these bytes, as a producer in another language may."""
+        properties = pika.BasicProperties(message_id="m-1", headers=headers)
+        encode = properties.encode
+        properties.encode = lambda: [
+            piece.replace(b"x\0\0\0\1\xff", b"S\0\0\0\1\xff") for piece in [b"".join(encode())]
+        ]
+        self.channel.basic_publish("", "orders", b"{}", properties, mandatory=True)
+
+    def bind_shop(self, queue="orders"):
+        """Let a queue get the messages of an exchange."""
+        self.channel.exchange_declare("shop", "topic")
+        self.channel.queue_bind(queue, "shop", "#")
 
     def get(self, queue):
         """Take a message off a queue, and return its properties and body."""

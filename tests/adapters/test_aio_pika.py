@@ -105,7 +105,7 @@ async def test_a_duplicate_is_acknowledged_and_not_handled(broker, connection, i
     broker.publish(body=b"1")
     broker.publish(body=b"1")
     broker.publish("m-2", b"2")
-    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    consumer = aio_pika.once(idem, handle, queue="orders", consumer="mailer")
     assert await serve(await queue_of(connection), consumer, handle.times(2))
     assert sorted((each.id, each.body) for each in handle.seen) == [("m-1", b"1"), ("m-2", b"2")]
     assert isinstance(handle.seen[0].raw, client.IncomingMessage)
@@ -141,14 +141,69 @@ async def test_a_message_that_cannot_be_written_again_waits_in_the_worker(
     async def handle(message):
         handled.append(message)
         if len(handled) == 1:
-            message.raw.headers["odd"] = "\udcff"  # as a client may read bytes
+            message.headers["odd"] = "\udcff"  # as a client may read bytes
             raise OSError("not yet")
 
     broker.publish(headers={"odd": ""})
     consumer = aio_pika.once(idem, handle, queue="orders")
     assert await serve(queue, consumer, lambda: len(handled) == 2)
-    assert "RabbitMQ did not take a message" in caplog.text
+    assert "a message cannot be published again" in caplog.text
     await until(lambda: broker.host.depth("orders") == (0, 0))
+
+
+def came_by(message):
+    return message.raw.exchange, message.raw.routing_key
+
+
+async def test_a_delayed_message_has_the_exchange_and_routing_key_it_came_with(broker, queue, idem):
+    broker.bind_shop()
+    handle = Handler(failures=2)
+    broker.publish(exchange="shop", to="order.made")
+    consumer = aio_pika.once(idem, handle, queue="orders", key=lambda m: f"{came_by(m)[1]}:{m.id}")
+    await serve(queue, consumer, handle.times(3))
+    broker.publish(exchange="shop", to="order.made")  # a duplicate
+    assert await serve(queue, consumer, lambda: broker.host.depth("orders") == (0, 0))
+    assert [came_by(each) for each in handle.seen] == [("shop", "order.made")] * 3
+
+
+async def test_headers_that_leave_no_room_for_ours_close_no_connection(broker, queue, idem, caplog):
+    broker.declare("dead")
+    broker.bind_shop()
+    handle = Handler(failures=1)
+    broker.publish_full(exchange="shop", room=1)  # aio-pika adds a priority
+    consumer = aio_pika.once(idem, handle, queue="orders", dead_letters="dead")
+    await serve(queue, consumer, ready(broker, "dead"))
+    broker.publish_full("at-the-default-exchange", room=1)  # nothing is kept of it
+    broker.publish_full(None, room=20)  # without an id it is rejected
+    handle.seen.clear()
+    await serve(queue, consumer, handle.times(2))
+    await until(ready(broker, "dead", 2))
+    await until(lambda: broker.host.depth("orders") == (0, 0))
+    assert caplog.text.count("it goes to the dead letters with fewer headers") == 2
+
+
+@pytest.mark.parametrize("body", [b'{"number": "\xff"}', b"[" * 100_000])
+async def test_a_message_that_cannot_be_read_is_rejected_and_the_next_is_handled(
+    broker, queue, idem, body
+):
+    handle = Handler()
+    broker.declare("dead")
+    broker.publish(body=body)
+    broker.publish(body=b'{"number": 8}')
+    consumer = aio_pika.once(
+        idem, handle, queue="orders", key="order:{body.number}", dead_letters="dead"
+    )
+    assert await serve(queue, consumer, handle.times(1))
+    assert broker.get("dead")[1] == body
+
+
+async def test_headers_that_are_no_text_come_back_as_they_were(broker, queue, idem):
+    handle = Handler(failures=1)
+    headers = {"odd": b"\xff", "more": {"odd": [b"\xff", 1]}}
+    broker.publish_raw(headers)
+    assert await serve(queue, aio_pika.once(idem, handle, queue="orders"), handle.times(2))
+    assert handle.seen[0].headers == handle.seen[1].headers == headers
+    assert not handle.seen[1].raw.redelivered  # it was delayed, and did not wait in the worker
 
 
 async def test_no_message_gets_an_id_that_nobody_gave_it(broker, queue, idem):
@@ -164,8 +219,10 @@ async def test_messages_of_the_same_id_are_delayed_at_the_same_time(broker, queu
     handle = Handler()
     for _ in range(5):
         broker.publish()
-    consumer = aio_pika.once(idem, handle, consumer="orders", policy=Policy(lease=50))
-    delay = "semel.later.quorum.64"
+    consumer = aio_pika.once(
+        idem, handle, queue="orders", consumer="orders", policy=Policy(lease=50)
+    )
+    delay = "semel.later.quorum.64.orders"
     async with idem.attempt("m-1", scope="orders", policy=Policy(lease=50)) as attempt:
         assert await serve(queue, consumer, ready(broker, delay, 5))
         attempt.result = None
@@ -192,23 +249,25 @@ async def test_what_cannot_be_handled_goes_to_the_dead_letter_exchange(broker, q
         "^orders$", {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}
     )
     broker.publish(None)
-    consumer = aio_pika.once(idem, Handler(), consumer="mailer", dead_letters=True)
+    consumer = aio_pika.once(idem, Handler(), queue="orders", consumer="mailer", dead_letters=True)
     assert await serve(queue, consumer, ready(broker, "dead"))
 
 
 async def test_a_message_for_a_queue_that_is_not_there_stays(broker, queue, idem, caplog):
     broker.publish(None)
     broker.publish(None)
-    consumer = aio_pika.once(idem, Handler(), consumer="mailer", dead_letters="nowhere")
-    assert await serve(queue, consumer, ready(broker, "semel.later.quorum.300", 2))
+    consumer = aio_pika.once(
+        idem, Handler(), queue="orders", consumer="mailer", dead_letters="nowhere"
+    )
+    assert await serve(queue, consumer, ready(broker, "semel.later.quorum.300.orders", 2))
     assert "there is no queue nowhere: declare it" in caplog.text
 
 
 @pytest.mark.parametrize("gone", ["queue_delete", "exchange_delete"])
 async def test_a_delay_queue_that_was_deleted_is_declared_again(broker, queue, idem, gone):
     handle = Handler(failures=2)
-    delay = "semel.later.quorum.1"
-    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    delay = "semel.later.quorum.1.orders"
+    consumer = aio_pika.once(idem, handle, queue="orders", consumer="mailer")
     broker.publish("m-1")
     assert await serve(queue, consumer, ready(broker, delay))
     getattr(broker.channel, gone)(delay)
@@ -218,10 +277,10 @@ async def test_a_delay_queue_that_was_deleted_is_declared_again(broker, queue, i
 
 
 async def test_a_message_that_no_delay_queue_takes_waits_in_the_worker(broker, queue, idem, caplog):
-    broker.declare("semel.later.quorum.1")  # with other arguments: it cannot be declared
+    broker.declare("semel.later.quorum.1.orders")  # with other arguments: it cannot be declared
     broker.publish()
     handle = Handler(failures=1)
-    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    consumer = aio_pika.once(idem, handle, queue="orders", consumer="mailer")
     began = time.monotonic()
     assert await serve(queue, consumer, handle.times(2))
     assert time.monotonic() - began > 0.9
@@ -233,7 +292,9 @@ async def test_a_lost_connection_gives_one_effect(broker, connection, idem):
     go = asyncio.Event()
     handle = Handler(wait=go)
     broker.publish()
-    consumer = aio_pika.once(idem, handle, consumer="mailer", policy=Policy(lease=1))
+    consumer = aio_pika.once(
+        idem, handle, queue="orders", consumer="mailer", policy=Policy(lease=1)
+    )
     await (await queue_of(connection)).consume(consumer)
     await handle.began.wait()
     broker.host.server.close_connections()
@@ -254,7 +315,7 @@ async def test_a_connection_that_ends_before_a_delay_leaves_the_message(broker, 
     handle = Handler(failures=1, wait=go)
     broker.publish()
     connection = await connected(broker, "plain")
-    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    consumer = aio_pika.once(idem, handle, queue="orders", consumer="mailer")
     await (await queue_of(connection)).consume(consumer)
     await handle.began.wait()
     await connection.close()
@@ -270,7 +331,7 @@ async def test_a_delay_whose_confirmation_is_lost_gives_one_effect(broker, idem)
     with proxy_to(broker.host.server.port) as proxy:
         url = broker.host.url_at(proxy.port)
         async with await client.connect_robust(url, reconnect_interval=0.1) as connection:
-            consumer = aio_pika.once(idem, handle, consumer="mailer")
+            consumer = aio_pika.once(idem, handle, queue="orders", consumer="mailer")
             await (await queue_of(connection)).consume(consumer)
             proxy.lose_reply(lambda sent: b"semel.later" in sent and b"the body" in sent)
             broker.publish(body=b"the body")
@@ -288,7 +349,7 @@ async def test_an_error_of_the_program_stops_the_consumer_and_acknowledges_nothi
         await idem.execute("m-1", asyncio.Event().wait, scope="mailer")
 
     broker.publish()
-    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    consumer = aio_pika.once(idem, handle, queue="orders", consumer="mailer")
     with pytest.raises(NestedCall):
         await consumer.run(queue, signals=())
     assert broker.host.consumers("orders") == 0
@@ -328,7 +389,9 @@ async def test_what_runs_after_the_time_of_grace_is_cancelled_and_given_back(
 ):
     handle = Handler(wait=asyncio.Event())
     broker.publish()
-    consumer = aio_pika.once(idem, handle, consumer="mailer", policy=Policy(lease=50))
+    consumer = aio_pika.once(
+        idem, handle, queue="orders", consumer="mailer", policy=Policy(lease=50)
+    )
     running = asyncio.create_task(consumer.run(queue, signals=(), grace=0.01))
     await handle.began.wait()
     consumer.stop()
@@ -336,7 +399,9 @@ async def test_what_runs_after_the_time_of_grace_is_cancelled_and_given_back(
     assert "1 messages were still handled after 0.01 s" in caplog.text
     await until(ready(broker, "orders"))
     again = Handler()
-    consumer = aio_pika.once(idem, again, consumer="mailer", policy=Policy(lease=50))
+    consumer = aio_pika.once(
+        idem, again, queue="orders", consumer="mailer", policy=Policy(lease=50)
+    )
     assert await serve(queue, consumer, again.times(1))  # its record was released
 
 
@@ -348,7 +413,7 @@ async def test_a_consumer_ends_while_the_broker_is_away(broker, idem, monkeypatc
     with proxy_to(broker.host.server.port) as proxy:
         url = broker.host.url_at(proxy.port)
         async with await client.connect_robust(url, reconnect_interval=0.1) as connection:
-            consumer = aio_pika.once(idem, handle, consumer="mailer")
+            consumer = aio_pika.once(idem, handle, queue="orders", consumer="mailer")
             queue = await queue_of(connection)
             running = asyncio.create_task(consumer.run(queue, signals=()))
             broker.publish()
@@ -370,7 +435,7 @@ async def test_a_channel_that_is_closed_ends_the_consumer(broker, idem):
     handle = Handler()
     broker.channel.exchange_declare("shop", "topic")
     broker.channel.queue_bind("orders", "shop", "#")
-    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    consumer = aio_pika.once(idem, handle, queue="orders", consumer="mailer")
     running = asyncio.create_task(consumer.run(queue, signals=()))
     broker.publish(exchange="shop", to="order.made")  # the name of the queue is known to `run`
     await handle.began.wait()
@@ -380,13 +445,13 @@ async def test_a_channel_that_is_closed_ends_the_consumer(broker, idem):
 
 
 async def test_a_consumer_that_was_stopped_does_not_begin_again(broker, queue, idem):
-    consumer = aio_pika.once(idem, Handler(), consumer="mailer")
+    consumer = aio_pika.once(idem, Handler(), queue="orders", consumer="mailer")
     consumer.stop()
     assert await consumer.run(queue)
     assert broker.host.consumers("orders") == 0
 
 
-async def test_a_cancelled_run_leaves_its_messages_to_drain(broker, queue, idem):
+async def test_a_cancelled_run_takes_no_more_and_leaves_its_messages_to_drain(broker, queue, idem):
     go = asyncio.Event()
     handle = Handler(wait=go)
     broker.publish()
@@ -396,22 +461,127 @@ async def test_a_cancelled_run_leaves_its_messages_to_drain(broker, queue, idem)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert broker.host.consumers("orders") == 0
+    broker.publish("m-2")
     go.set()
     assert await consumer.drain()
+    await until(lambda: broker.host.depth("orders") == (1, 0))
+    assert [each.id for each in handle.seen] == ["m-1"]
+
+
+class Panic(BaseException):
+    """As an extension in Rust raises it."""
+
+
+@pytest.mark.parametrize("error", [Panic, KeyboardInterrupt, SystemExit])
+async def test_what_is_no_exception_stops_the_consumer_and_acknowledges_nothing(
+    broker, queue, idem, error
+):
+    async def handle(message):
+        raise error("no")
+
+    broker.publish()
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    with pytest.raises(error):
+        await consumer.run(queue, signals=())
+    assert broker.host.consumers("orders") == 0
+    await queue.channel.close()
+    await until(ready(broker, "orders"))
+
+
+async def cancelled_inside(message):
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+async def test_a_cancellation_from_inside_the_handler_is_its_failure(broker, queue, idem, caplog):
+    broker.declare("dead")
+    broker.publish()
+    consumer = aio_pika.once(
+        idem, cancelled_inside, queue="orders", dead_letters="dead", policy=Policy(max_attempts=2)
+    )
+    assert await serve(queue, consumer, ready(broker, "dead"))
+    assert "its handler failed 2 times" in broker.get("dead")[0].headers[rabbitmq.REASON]
+    assert "it is delivered again in 1 s" in caplog.text
+
+
+async def test_a_cancellation_from_inside_the_handler_is_held(broker, queue, idem):
+    broker.declare("dead")
+    broker.publish()
+    consumer = aio_pika.once(
+        idem, cancelled_inside, queue="orders", dead_letters="dead", policy=Policy(abandoned="hold")
+    )
+    assert await serve(queue, consumer, ready(broker, "dead"))
+    assert "unknown outcome" in broker.get("dead")[0].headers[rabbitmq.REASON]
+    record = await idem.peek("m-1", scope="orders")
+    assert record.abandoned
+    assert record.hold
+
+
+async def test_a_cancellation_of_what_the_store_waits_for_delays_the_message(
+    broker, queue, idem, monkeypatch
+):
+    async def run(*args):
+        await cancelled_inside(None)
+
+    monkeypatch.setattr(idem.internals, "run", run)
+    broker.publish()
+    consumer = aio_pika.once(idem, Handler(), queue="orders")
+    assert await serve(queue, consumer, ready(broker, "semel.later.quorum.8.orders"))
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    monkeypatch.setattr(aio_pika, "_LOOK", 0.05)
+    monkeypatch.setattr(aio_pika, "_CONSUME_AGAIN", (0.05, 0.1))
+
+
+@pytest.mark.usefixtures("looks")
+async def test_a_consumer_whose_queue_was_deleted_consumes_again(broker, connection, idem, caplog):
+    handle = Handler()
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    queue = await queue_of(connection)
+    running = asyncio.create_task(consumer.run(queue, signals=()))
+    await until(lambda: broker.host.consumers("orders") == 1)
+    broker.channel.queue_delete("orders")
+    await until(lambda: "RabbitMQ ended a consumer" in caplog.text)
+    broker.declare("orders")
+    await until(lambda: broker.host.consumers("orders") == 1)
+    broker.publish()
+    await until(handle.times(1))
+    consumer.stop()
+    assert await running
+    await until(lambda: broker.host.consumers("orders") == 0)
     await until(lambda: broker.host.depth("orders") == (0, 0))
+
+
+@pytest.mark.usefixtures("looks")
+async def test_a_queue_that_a_robust_connection_does_not_restore_is_consumed_again(broker, idem):
+    handle = Handler()
+    async with await connected(broker) as connection:
+        queue = await (await connection.channel()).get_queue("orders", ensure=False)
+        consumer = aio_pika.once(idem, handle, consumer="mailer")
+        running = asyncio.create_task(consumer.run(queue, signals=()))
+        await until(lambda: broker.host.consumers("orders") == 1)
+        broker.host.server.close_connections()
+        again = Broker(broker.host)
+        again.publish()
+        await until(handle.times(1))
+        consumer.stop()
+        assert await running
+        again.close()
 
 
 # --- what is refused ----------------------------------------------------------------------------
 
 
-async def test_a_message_of_an_exchange_needs_the_name_of_its_queue(broker, queue, idem):
-    broker.channel.exchange_declare("shop", "topic")
-    broker.channel.queue_bind("orders", "shop", "#")
-    broker.publish(exchange="shop", to="order.made")
+async def test_without_run_the_name_of_the_queue_is_needed(broker, queue, idem):
+    broker.publish()
     consumer = aio_pika.once(idem, Handler(), consumer="mailer")
     await queue.consume(consumer)
     await until(lambda: broker.host.consumers("orders") == 0)
-    with pytest.raises(ConfigError, match=r"through the exchange 'shop'.*say once\(..., queue="):
+    with pytest.raises(ConfigError, match=r"say once\(..., queue=...\), or use run\(\)"):
         await consumer.drain()
 
 
@@ -419,16 +589,16 @@ async def test_a_handler_has_to_be_async(idem):
     def handle(message): ...
 
     with pytest.raises(ConfigError, match=r"make it `async def`, or use semel\.adapters\.pika"):
-        aio_pika.once(idem, handle, consumer="mailer")
+        aio_pika.once(idem, handle, queue="orders", consumer="mailer")
     with pytest.raises(ConfigError, match="a function that takes the message is needed, not str"):
-        aio_pika.once(idem, "handle", consumer="mailer")
+        aio_pika.once(idem, "handle", queue="orders", consumer="mailer")
     with pytest.raises(ConfigError, match=r"such as AsyncIdempotency.* not str"):
-        aio_pika.once("memory://", Handler(), consumer="mailer")
+        aio_pika.once("memory://", Handler(), queue="orders", consumer="mailer")
 
 
 async def test_messages_must_not_be_acknowledged_by_aio_pika(broker, queue, idem):
     broker.publish()
-    consumer = aio_pika.once(idem, Handler(), consumer="mailer")
+    consumer = aio_pika.once(idem, Handler(), queue="orders", consumer="mailer")
     await queue.consume(consumer, no_ack=True)
     await until(lambda: broker.host.consumers("orders") == 0)
     with pytest.raises(ConfigError, match="no_ack=True"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ from semel.errors import (
     SerializationError,
     StoreUnavailable,
 )
-from semel.events import ResultNotStored, logger
+from semel.events import ResultNotStored
 from semel.messages import SOONEST, Message
 from semel.testing import FaultyStore, Refuse
 
@@ -946,6 +947,7 @@ def test_a_soft_time_limit_while_a_result_waits_for_the_store_is_no_failure(monk
         return True
 
     before = signal.signal(signal.SIGALRM, exceeded)
+    logger = logging.getLogger("semel")
     logger.addFilter(is_waiting)
     try:
         info = delivered(charge, 7)

@@ -219,12 +219,15 @@ def test_a_refusal_after_the_loss_was_told_is_not_told_again():
     assert one not in running
 
 
-def test_a_result_that_was_saved_meanwhile_is_not_put_off():
-    one = unsaved(lease())
-    running = book(one)
+def test_a_result_that_could_not_be_saved_comes_after_the_others():
+    one, other = unsaved(lease()), unsaved(lease())
+    other.owner = b"another one."
+    running = book(one, other)
+    running.put_off(one, SENT)
+    assert [each for each, _ in running.unsaved()] == [other, one]
     running.drop(one)
     running.put_off(one, SENT)
-    assert one not in running
+    assert one not in running, "it was saved meanwhile"
 
 
 def test_doubtful_claims_are_bounded(monkeypatch):

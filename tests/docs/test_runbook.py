@@ -26,7 +26,6 @@ from semel.adapters.wsgi import IdempotencyMiddleware
 from semel.cli.deciding import FINAL
 from semel.core.records import ClaimRequest, Identity
 from semel.core.run_info import build
-from semel.events import logger
 from servers.redis import free_port, redis_server
 
 PAGE = (ROOT / "docs" / "howto" / "runbook.md").read_text(encoding="utf-8")
@@ -185,6 +184,7 @@ def request(night: Night) -> Iterator[None]:
 
 def storm(night: Night) -> Iterator[None]:
     """A client in a loop, beside two that repeat a call once or twice."""
+    logger = logging.getLogger("semel")
     handler = logging.FileHandler(night.folder / "shop.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logger.addHandler(handler)

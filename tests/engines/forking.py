@@ -1,8 +1,9 @@
 """Programs that fork while an attempt runs; `test_forking.py` starts them and reads their report.
 
-    python forking.py threads|asyncio URL url|object
+    python forking.py threads|asyncio URL url|object seen|unseen
 
-A program prints one JSON object: what the parent and what the child saw.
+An unseen fork is one of C code, which calls none of Python's hooks. A program prints one JSON
+object: what the parent and what the child saw.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 from semel import (
     AsyncIdempotency,
@@ -23,8 +25,12 @@ from semel import (
     open_store,
 )
 
+sys.path.append(str(Path(__file__).parents[1]))
+from unseen import unseen_fork
+
 LEASE = 0.6
 KEYS = 5
+FORKS = {"seen": os.fork, "unseen": unseen_fork}
 
 
 def report(write: int, **seen: object) -> None:
@@ -35,7 +41,7 @@ def owner(record) -> str:
     return record.owner.hex()
 
 
-def threads(url: str, by: str) -> None:
+def threads(url: str, by: str, fork: str) -> None:
     given = url if by == "url" else open_store(url)
     idem = Idempotency(given, policy=Policy(lease=LEASE), cache=5 if by == "url" else 0)
     idem.execute("before", lambda: "before")
@@ -43,7 +49,8 @@ def threads(url: str, by: str) -> None:
     mine: dict[str, object] = {}
 
     def work():
-        if os.fork() == 0:
+        if FORKS[fork]() == 0:
+            idem.peek("k")
             mine.update(
                 in_child=True,
                 inherited=len(idem.internals.leases),
@@ -97,6 +104,7 @@ async def some_calls(idem: AsyncIdempotency, side: str) -> dict[str, object]:
 
 
 async def in_child(idem: AsyncIdempotency, context, attempt, write: int) -> None:
+    await idem.peek("k")
     inherited, timer = len(idem.internals.leases), idem.internals.renewer.timer._handle
     attempt.result = "the child's"
     try:
@@ -111,7 +119,7 @@ async def in_child(idem: AsyncIdempotency, context, attempt, write: int) -> None
     await idem.close()
 
 
-async def tasks(url: str, by: str) -> None:
+async def tasks(url: str, by: str, fork: str) -> None:
     given = url if by == "url" else open_async_store(url)
     idem = AsyncIdempotency(given, policy=Policy(lease=LEASE), cache=5 if by == "url" else 0)
 
@@ -123,8 +131,9 @@ async def tasks(url: str, by: str) -> None:
     context = idem.attempt("k")
     attempt = await context.__aenter__()
     assert current_attempt() is attempt
-    if os.fork() == 0:
+    if FORKS[fork]() == 0:
         try:
+            asyncio._set_running_loop(None)  # as asyncio's own hook does
             asyncio.run(in_child(idem, context, attempt, write))
         except BaseException as error:
             report(write, error=f"{type(error).__name__}: {error}")

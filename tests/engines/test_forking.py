@@ -29,10 +29,10 @@ def by(request):
     return request.param
 
 
-@pytest.fixture
-def forked(kind, store_url, by):
+@pytest.fixture(params=["seen", "unseen"])
+def forked(kind, store_url, by, request):
     done = subprocess.run(
-        [sys.executable, PROGRAM, kind, store_url, by],
+        [sys.executable, PROGRAM, kind, store_url, by, request.param],
         capture_output=True,
         text=True,
         timeout=60,

@@ -12,7 +12,7 @@ import aiosqlite
 import pytest
 from msgspec import UNSET
 
-from engines.facade import Effect, Stop, never
+from engines.facade import Effect, Stop, never, wait_until
 from semel import (
     AsyncIdempotency,
     Idempotency,
@@ -188,6 +188,53 @@ def test_struck_in_the_store_a_failure_is_recorded_all_the_same(memory_world):
         engine.execute("k", Effect(raising=ValueError("its own")))
     assert engine.store.fired("fail") == 1
     assert engine.execute("k", Effect("free"), policy=IMPATIENT) == "free"
+
+
+def test_what_is_struck_before_its_function_begins_is_neither_parked_nor_announced(
+    memory_world, monkeypatch
+):
+    engine = memory_world.engine()
+    strike_once(monkeypatch, Attempt, "__enter__")
+    with pytest.raises(TimeLimit):
+        engine.execute("k", never, policy=HOLD)
+    engine.close()
+    assert not engine.told(events.Parked)
+    assert engine.commands("renew") == 0
+
+
+@pytest.mark.parametrize("failure", ["final", "retryable", "forget", "unknown"])
+def test_struck_after_a_failure_was_recorded_it_stays_recorded(memory_world, monkeypatch, failure):
+    engine = memory_world.engine()
+    leases = []
+    work = Effect(raising=ValueError())
+
+    def failing():
+        leases.extend(engine.engine.internals.leases.running())
+        work()
+
+    strike_once(monkeypatch, engine.engine.internals, "_pass_on")
+    with pytest.raises(TimeLimit):
+        engine.execute("k", failing, policy=Policy(failure=failure))
+    engine.close()
+    assert [lease.failure for lease in leases] == [failure]
+    assert engine.commands("renew" if failure == "unknown" else "fail") == 1
+    assert len(engine.told(events.Parked if failure == "unknown" else events.Failed)) == 1
+    assert not engine.told(events.LostLease)
+
+
+def test_struck_after_its_result_was_left_to_the_timer_only_the_timer_saves_it(
+    memory_world, monkeypatch
+):
+    monkeypatch.setattr("semel.engine.outcomes.SAVE_FOR", -1.0)
+    engine = memory_world.engine(policy=Policy(lease=3))
+    engine.store.inject("complete", Refuse())
+    strike_once(monkeypatch, engine.engine.internals, "_pass_on")
+    with pytest.raises(TimeLimit):
+        engine.execute("k", Effect("paid"))
+    wait_until(lambda: engine.told(events.ResultStoredLate))
+    assert not engine.told(events.Ran)
+    assert engine.commands("complete") == 2, "the call's own, and the timer's"
+    assert engine.execute("k", never) == "paid"
 
 
 def test_struck_inside_the_codec_the_result_is_saved_before_the_caller_ends(memory_world):

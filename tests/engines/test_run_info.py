@@ -191,7 +191,7 @@ def test_what_belongs_to_rules_goes_with_them():
 def test_a_new_pid_is_written_into_what_is_there(monkeypatch):
     one, other = OwnRunInfo(60.0, JSON), OwnRunInfo(60.0, JSON)
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    run_info._in_forked_child()
+    run_info._write_again()
     here = f"{socket.gethostname()}:1"
     for own in (one, other):
         assert read(own.claim) == RunInfo(here, 60, JSON)

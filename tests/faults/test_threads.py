@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -173,14 +174,21 @@ def test_a_server_whose_thread_cannot_be_started_is_renewed_when_it_can(world):
     assert running.result(PATIENCE) == "once"
 
 
-def test_an_attempt_that_a_hook_interrupts_before_it_runs_gives_its_claim_back(kind):
+def test_an_attempt_that_a_hook_interrupts_before_it_runs_gives_its_claim_back(kind, request):
     owner = Identity("default", "k")
     interrupted = []
+
+    def strike(*_: object) -> None:
+        raise Stop
+
+    # What a signal handler raises gets out of a hook.
+    before = signal.signal(signal.SIGUSR1, strike)
+    request.addfinalizer(lambda: signal.signal(signal.SIGUSR1, before))
 
     def interrupt(event: events.Event) -> None:
         if isinstance(event, events.TakenOver) and not interrupted:
             interrupted.append(event)
-            raise Stop
+            strike(signal.SIGUSR1, None)
 
     with World(kind, "memory://") as world:
         engine = world.engine(policy=TAKEOVER)

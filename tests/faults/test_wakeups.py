@@ -483,7 +483,7 @@ async def test_after_a_fork_a_store_for_asyncio_listens_anew(request, database):
     store = open_async_store(request.getfixturevalue(f"{database}_url"))
     with store.watch(Identity("s", "k")) as before:
         opened = store._listeners if database == "redis" else store._wakeups
-        opened._pid = 0  # as if another process had opened it
+        opened.after_fork_in_child()
         with store.watch(Identity("s", "k")) as after:
             assert after._listener is not before._listener
             await after.wait(SOON)

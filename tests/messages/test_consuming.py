@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from contextlib import asynccontextmanager, contextmanager
 
 import aiosqlite
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
@@ -25,6 +30,7 @@ from semel import (
     NestedCall,
     Policy,
     RetryTransaction,
+    StoreError,
     StoreUnavailable,
     current_attempt,
     events,
@@ -56,6 +62,9 @@ class Kind:
     def wait(self, value):
         return self._runner.run(_awaited(value)) if inspect.isawaitable(value) else value
 
+    def ready(self, value):
+        return _ready(value) if self.asynchronous else value
+
     def store(self):
         if self.asynchronous:
             return AsyncFaultyStore(AsyncMemoryStore())
@@ -81,6 +90,10 @@ class Kind:
 
 async def _awaited(value):
     return await value
+
+
+async def _ready(value):
+    return value
 
 
 @pytest.fixture(params=[False, True], ids=["threads", "asyncio"])
@@ -589,6 +602,51 @@ def test_a_handler_that_raises_leaves_no_effect_and_is_counted(kind, database, i
     assert database.effects() == []
 
 
+def test_a_failure_in_a_transaction_is_recorded_without_a_limit_of_attempts(kind, database, in_sql):
+    ran = []
+
+    def fails(_):
+        ran.append("ran")
+        raise Failure("no")
+
+    consumer = kind.consumer(in_sql, fails, transaction=database.begin)
+    assert [kind.handle(consumer).seconds for _ in range(3)] == [1.0, 2.0, 4.0]
+    assert record(kind, in_sql.internals.store).number == 3
+    final = {"policy": Policy(failure="final")}
+    kind.wait(in_sql.forget(IDENTITY.key, scope=IDENTITY.scope))
+    ran.clear()
+    consumer = kind.consumer(in_sql, fails, final, transaction=database.begin)
+    assert [type(kind.handle(consumer)) for _ in range(2)] == [Reject, Reject]
+    assert ran == ["ran"]
+
+
+@pytest.mark.parametrize("most", [None, 1])
+def test_a_repeated_transaction_that_does_not_begin_is_no_failure_of_its_handler(
+    kind, database, in_sql, most
+):
+    rounds = []
+
+    def begin():
+        rounds.append("begun")
+        if len(rounds) == 2:
+            raise OSError("no connection is left in the pool")
+        return database.begin()
+
+    consumer = kind.consumer(
+        in_sql,
+        lambda _: _raise(RetryTransaction("a deadlock")),
+        {"policy": Policy(max_attempts=most)},
+        transaction=begin,
+    )
+    assert isinstance(kind.handle(consumer), Later)
+    assert len(rounds) == 2
+    kind.wait(_drained(kind, in_sql))
+    consumer = kind.consumer(
+        in_sql, database.effect, {"policy": Policy(max_attempts=most)}, transaction=database.begin
+    )
+    assert kind.handle(consumer) == Ack()
+
+
 def test_a_commit_that_fails_is_counted_too(kind, database, in_sql):
     # As a session does, which sends its rows with the commit.
     @contextmanager
@@ -636,8 +694,9 @@ def test_a_commit_that_succeeded_although_it_looked_lost_is_found_by_the_next_de
     assert database.effects() == ["sent"]
 
 
-def test_what_was_rolled_back_is_not_held(kind, database):
-    engine = engine_in(database, policy=Policy(abandoned="hold"))
+@pytest.mark.parametrize("most", [None, 2])
+def test_what_was_rolled_back_is_not_held(kind, database, most):
+    engine = engine_in(database, policy=Policy(abandoned="hold", max_attempts=most))
     consumer = kind.consumer(
         engine, lambda _: _raise(Failure("no")), framework_retries=True, transaction=database.begin
     )
@@ -646,13 +705,237 @@ def test_what_was_rolled_back_is_not_held(kind, database):
     assert kind.handle(done) == Ack()
 
 
-def test_a_failure_that_the_store_could_not_count_is_still_the_handlers(kind, store, engine):
-    consumer = kind.consumer(engine, lambda _: None)
-    call = consumer._prepared(MESSAGE)
-    store.inject("claim", Refuse())
-    verdict = kind.wait(consumer._failed_in_transaction(call, Failure("no"), raised=True))
+KILLED = """
+import os, signal, sqlite3, sys
+from contextlib import contextmanager
+from semel import Idempotency, Policy
+from semel.adapters._sync.consuming import Consumer
+from semel.messages import Message
+
+@contextmanager
+def begin():
+    connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    yield connection
+
+def handler(connection):
+    connection.execute("INSERT INTO effects VALUES ('sent')")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+policy = Policy(max_attempts=2, abandoned="hold", lease=0.2)
+options = {"consumer": "mailer", "policy": policy}
+Consumer(Idempotency("sqlite:///" + sys.argv[1]), handler, options, transaction=begin).handle(
+    Message(id="m-1", body=b'{"number": 42}')
+)
+"""
+
+
+def test_a_worker_that_is_killed_in_its_transaction_is_counted_and_not_held(kind, database, in_sql):
+    policy = Policy(max_attempts=2, abandoned="hold", lease=0.2)
+    consumer = kind.consumer(
+        in_sql, database.effect, {"policy": policy}, transaction=database.begin
+    )
+    for number in (1, 2):
+        ended = subprocess.run([sys.executable, "-c", KILLED, database.path], check=False)
+        assert ended.returncode == -signal.SIGKILL
+        kept = record(kind, in_sql.internals.store)
+        assert (kept.state, kept.number, kept.hold) == (State.PROCESSING, number, False)
+        end = time.monotonic() + 60
+        while not record(kind, in_sql.internals.store).abandoned:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    verdict = kind.handle(consumer)
+    assert isinstance(verdict, Reject)
+    assert isinstance(verdict.error, AttemptsExhausted)
+    assert database.effects() == []
+
+
+def away(kind, error=StoreUnavailable):
+    """A verb of a store that does not answer."""
+
+    async def fails_aio(*_, **__):
+        raise error("away")
+
+    return fails_aio if kind.asynchronous else lambda *_, **__: _raise(error("away"))
+
+
+COUNTED = {"policy": Policy(max_attempts=2)}
+
+
+@pytest.mark.parametrize("options", [{}, COUNTED], ids=["not counted", "counted"])
+def test_a_failure_that_the_store_could_not_record_is_still_the_handlers(
+    kind, database, in_sql, monkeypatch, options
+):
+    def handler(_):
+        monkeypatch.setattr(in_sql.internals.store, "get", away(kind))
+        raise Failure("no")
+
+    consumer = kind.consumer(in_sql, handler, options, transaction=database.begin)
+    verdict = kind.handle(consumer)
     assert isinstance(verdict, Later)
-    assert store.fired("claim") == 1
+    assert "its handler raised Failure: no" in verdict.reason
+    assert not in_sql.internals.leases.running()
+
+
+def test_a_start_whose_transaction_does_not_begin_is_not_counted(kind, database, in_sql):
+    consumer = kind.consumer(
+        in_sql, pytest.fail, COUNTED, transaction=lambda: _raise(OSError("no route"))
+    )
+    for _ in range(3):
+        assert isinstance(kind.handle(consumer), Later)
+        kind.wait(_drained(kind, in_sql))
+    assert record(kind, in_sql.internals.store).number == 0
+
+
+def test_a_start_that_is_given_back_leaves_the_count_of_earlier_ones_for_its_time(
+    kind, database, in_sql
+):
+    failing = kind.consumer(
+        in_sql, lambda _: _raise(Failure("no")), COUNTED, transaction=database.begin
+    )
+    assert isinstance(kind.handle(failing), Later)
+    unbegun = kind.consumer(
+        in_sql, pytest.fail, COUNTED, transaction=lambda: _raise(OSError("no route"))
+    )
+    assert isinstance(kind.handle(unbegun), Later)
+    kind.wait(_drained(kind, in_sql))
+    kept = record(kind, in_sql.internals.store)
+    assert kept.number == 1
+    assert kept.remaining > 86400
+
+
+def _drained(kind, engine):
+    """Wait for what an engine does in the background."""
+    tasks = engine.internals.in_background
+    return asyncio.wait(tasks) if tasks else None
+
+
+def test_what_the_framework_raises_itself_is_never_taken_for_an_outage(kind, database, in_sql):
+    lost = OperationalError("SELECT 1", None, Exception("lost"), connection_invalidated=True)
+
+    def handler(_):
+        raise Failure("sent again") from lost
+
+    options = {"transaction": database.begin, "framework_retries": True}
+    assert isinstance(kind.handle(kind.consumer(in_sql, handler, **options)), Later)
+    retrying = kind.consumer(in_sql, handler, not_done=(Failure,), **options)
+    assert isinstance(kind.handle(retrying), Fail)
+
+
+@pytest.mark.parametrize("options", [{}, COUNTED], ids=["not counted", "counted"])
+def test_an_error_after_the_commit_changes_nothing(kind, database, in_sql, options):
+    @contextmanager
+    def begin():
+        with database._begun() as connection:
+            yield connection
+        raise ValueError("after the commit")
+
+    @asynccontextmanager
+    async def aio_begin():
+        async with database._begun_aio() as connection:
+            yield connection
+        raise ValueError("after the commit")
+
+    begin = aio_begin if kind.asynchronous else begin
+    consumer = kind.consumer(
+        in_sql, database.effect, options, framework_retries=True, transaction=begin
+    )
+    assert isinstance(kind.handle(consumer), Later)
+    again = kind.consumer(in_sql, database.effect, options, transaction=database.begin)
+    assert kind.handle(again) == Ack(replayed=True)
+    assert database.effects() == ["sent"]
+
+
+def test_a_start_whose_record_was_removed_before_its_transaction_runs(kind, database, in_sql):
+    def forgetting():
+        connection = sqlite3.connect(database.path)
+        with connection:
+            connection.execute("DELETE FROM idempotent_record")
+        connection.close()
+        return database.begin()
+
+    consumer = kind.consumer(in_sql, database.effect, COUNTED, transaction=forgetting)
+    assert kind.handle(consumer) == Ack()
+    assert database.effects() == ["sent"]
+    assert record(kind, in_sql.internals.store).state is State.SUCCEEDED
+
+
+def test_an_interrupted_handler_in_a_transaction_leaves_no_trace(kind, database, in_sql):
+    consumer = kind.consumer(in_sql, lambda _: _raise(Interrupted()), transaction=database.begin)
+    with pytest.raises(Interrupted):
+        kind.handle(consumer)
+    assert record(kind, in_sql.internals.store) is None
+
+
+@pytest.mark.parametrize(("begun", "number"), [(False, 0), (True, 1)])
+def test_an_interrupted_start_counts_if_the_handler_was_called(
+    kind, database, in_sql, begun, number
+):
+    begin = database.begin if begun else lambda: _raise(Interrupted())
+    handler = (lambda _: _raise(Interrupted())) if begun else pytest.fail
+    consumer = kind.consumer(in_sql, handler, COUNTED, transaction=begin)
+    with pytest.raises(Interrupted):
+        kind.handle(consumer)
+    kind.wait(_drained(kind, in_sql))
+    kind.wait(_drained(kind, in_sql))
+    kept = record(kind, in_sql.internals.store)
+    assert (kept.state, kept.number) == (State.FAILED, number)
+
+
+def test_a_transaction_without_protection_counts_nothing(kind, database, in_sql, monkeypatch):
+    in_sql.internals.setup.disabled = True
+    monkeypatch.setattr(in_sql.internals.store, "get", away(kind))
+    consumer = kind.consumer(in_sql, database.effect, COUNTED, transaction=database.begin)
+    assert kind.handle(consumer) == Ack()
+    assert database.effects() == ["sent"]
+
+
+def test_a_start_that_cannot_be_counted_runs_if_the_policy_says_so(
+    kind, database, in_sql, monkeypatch
+):
+    policy = {"policy": Policy(max_attempts=2, store_error="open")}
+    with monkeypatch.context() as unreachable:
+        unreachable.setattr(in_sql.internals.store, "ask", away(kind))
+        unreachable.setattr(in_sql.internals.store, "get", away(kind))
+        failing = kind.consumer(
+            in_sql, lambda _: _raise(Failure("no")), policy, transaction=database.begin
+        )
+        assert isinstance(kind.handle(failing), Later)
+        consumer = kind.consumer(in_sql, database.effect, policy, transaction=database.begin)
+        assert kind.handle(consumer) == Ack()
+    assert database.effects() == ["sent"]
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_start_that_can_never_be_taken_back_stays_counted(
+    kind, database, in_sql, monkeypatch, closing
+):
+    def handler(_):
+        monkeypatch.setattr(
+            in_sql.internals.store, "fail", away(kind, StoreUnavailable if closing else StoreError)
+        )
+        in_sql.internals.closed = closing
+        raise StoreUnavailable("lost")
+
+    consumer = kind.consumer(in_sql, handler, COUNTED, transaction=database.begin)
+    assert isinstance(kind.handle(consumer), Later)
+    in_sql.internals.closed = False
+    kept = record(kind, in_sql.internals.store)
+    assert (kept.state, kept.number) == (State.PROCESSING, 1)
+    assert not in_sql.internals.leases.running()
+
+
+def test_a_time_limit_that_strikes_while_a_start_is_taken_back_rejects_nothing(
+    kind, database, in_sql, monkeypatch
+):
+    def handler(_):
+        monkeypatch.setattr(in_sql.internals.store, "fail", away(kind, SoftLimit))
+        raise StoreUnavailable("lost")
+
+    consumer = kind.consumer(
+        in_sql, handler, COUNTED, framework_retries=True, transaction=database.begin
+    )
+    assert isinstance(kind.handle(consumer), Later)
 
 
 def test_a_transaction_that_cannot_begin_or_commit_is_tried_later(kind, database, in_sql, caplog):
@@ -673,9 +956,11 @@ def test_a_transaction_that_the_database_gives_up_for_good_is_tried_later(kind, 
         ran.append(1)
         raise RetryTransaction("a deadlock")
 
-    consumer = kind.consumer(in_sql, handler, transaction=database.begin)
-    assert isinstance(kind.handle(consumer), Later)
-    assert len(ran) == 4
+    for options, times in (({}, 4), (COUNTED, 8)):
+        consumer = kind.consumer(in_sql, handler, options, transaction=database.begin)
+        assert isinstance(kind.handle(consumer), Later)
+        assert len(ran) == times
+    assert record(kind, in_sql.internals.store).number == 0
 
 
 # --- tasks of their own ----------------------------------------------------------------------

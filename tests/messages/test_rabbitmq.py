@@ -11,14 +11,17 @@ from semel import ConfigError, InvalidKey
 from semel.adapters.rabbitmq import (
     ACKNOWLEDGE,
     DEAD_LETTER,
+    EXCHANGE,
     KEPT,
     NO_ID,
     STEPS,
     Publish,
     RabbitRules,
+    Unwritable,
     check_async,
     check_handler,
     check_not_async,
+    check_size,
     delay_queue,
     stable_id,
 )
@@ -28,7 +31,8 @@ REJECT = Reject("no", InvalidKey("no"))
 
 
 def rules(**options):
-    given = {"consumer": "mailer", "queue": None, "dead_letters": False, "delay_queues": "quorum"}
+    given = {"consumer": "mailer", "queue": "orders", "dead_letters": False}
+    given |= {"delay_queues": "quorum"}
     return RabbitRules(**{**given, **options})
 
 
@@ -37,21 +41,43 @@ def received(of=None, exchange="", routing_key="orders", **properties):
     return (of or rules()).received(exchange, routing_key, **{**given, **properties})
 
 
+DEATH = {"queue": "semel.later.quorum.1.orders", "exchange": EXCHANGE}
+
+
+def returned(headers, *deaths, **properties):
+    """What the broker delivers when a message with these headers has been delayed."""
+    died = {**headers, "x-death": [DEATH, *deaths], "x-first-death-queue": DEATH["queue"]}
+    return received(exchange=EXCHANGE, headers=died, **properties)
+
+
 @pytest.mark.parametrize(
     ("seconds", "step"),
     [(0, 1), (1, 1), (1.01, 2), (2, 2), (3, 4), (255, 256), (257, 300), (300, 300), (9999, 300)],
 )
 def test_seconds_are_rounded_up_to_the_next_step(seconds, step):
-    assert delay_queue(seconds).name == f"semel.later.quorum.{step}"
-    assert delay_queue(seconds).arguments["x-message-ttl"] == step * 1000
+    delay = delay_queue("orders", seconds)
+    assert delay.name == f"semel.later.quorum.{step}.orders"
+    assert delay.arguments["x-message-ttl"] == step * 1000
 
 
-def test_a_delay_queue_moves_its_messages_by_their_routing_key():
-    quorum, classic = delay_queue(4), delay_queue(4, "classic")
-    assert classic.arguments == {"x-message-ttl": 4000, "x-dead-letter-exchange": ""}
-    assert classic.name == "semel.later.classic.4"
+def test_a_delay_queue_moves_its_messages_back_to_the_queue_it_belongs_to():
+    quorum, classic = delay_queue("orders", 4), delay_queue("orders", 4, "classic")
+    assert classic.arguments == {
+        "x-message-ttl": 4000,
+        "x-dead-letter-exchange": EXCHANGE,
+        "x-dead-letter-routing-key": "orders",
+    }
+    assert classic.name == "semel.later.classic.4.orders"
+    assert quorum.target == "orders"
     assert quorum.arguments["x-dead-letter-strategy"] == "at-least-once"
-    assert len({delay_queue(step).name for step in STEPS}) == len(STEPS)
+    assert len({delay_queue("orders", step).name for step in STEPS}) == len(STEPS)
+
+
+def test_the_name_of_a_delay_queue_is_never_too_long():
+    names = {delay_queue("é" * 126 + end, 300).name for end in "ab"}
+    assert len(names) == 2
+    assert all(len(name.encode()) < 255 for name in names)
+    assert len(delay_queue("x" * 232, 300).name) == 255
 
 
 def test_each_verdict_has_its_step():
@@ -60,12 +86,12 @@ def test_each_verdict_has_its_step():
     assert rules(dead_letters=True).step(REJECT, delivery) is DEAD_LETTER
     later = rules().step(Later(3, "busy"), delivery)
     assert isinstance(later, Publish)
-    assert (later.exchange, later.routing_key) == ("semel.later.quorum.4", "orders")
+    assert (later.exchange, later.routing_key) == (EXCHANGE, "semel.later.quorum.4.orders")
     dead = rules(dead_letters="dead").step(REJECT, delivery)
     assert isinstance(dead, Publish)
     assert (dead.exchange, dead.routing_key, dead.delay) == ("", "dead", None)
-    assert dead.otherwise is not None
-    assert dead.otherwise.exchange == "semel.later.quorum.300"
+    assert dead.if_rejected is not None
+    assert dead.if_rejected.routing_key == "semel.later.quorum.300.orders"
     with pytest.raises(InvalidKey):
         rules().step(Fail(InvalidKey("no")), delivery)
 
@@ -76,39 +102,100 @@ def test_a_long_reason_is_cut():
     assert len(dead.headers["semel-reason"]) == 1000
 
 
+def test_what_cannot_be_written_with_our_headers_is_rejected_without_them():
+    delivery = received(headers={"a": 1, "CC": ["copies"]}, exchange="shop")
+    later = Later(3, "busy")
+    assert rules().step(later, delivery).if_unwritable is None
+    assert rules(dead_letters=True).step(later, delivery).if_unwritable is DEAD_LETTER
+    for verdict in (later, REJECT):
+        bare = rules(dead_letters="dead").step(verdict, delivery).if_unwritable
+        assert (bare.exchange, bare.routing_key, bare.headers) == ("", "dead", {"a": 1})
+        assert bare.if_rejected is None
+        assert bare.if_unwritable.headers == {"semel-queue": "orders"}
+        assert bare.if_unwritable.if_unwritable is None
+
+
+def test_properties_have_to_fit_into_a_frame():
+    check_size(lambda: b"1234", 4)
+    check_size(lambda: b"1234", 0)  # without a limit
+    with pytest.raises(Unwritable, match="take 5 bytes, and a frame has 4"):
+        check_size(lambda: b"12345", 4)
+    with pytest.raises(Unwritable, match="UnicodeEncodeError"):
+        check_size("\udcff".encode, 4)
+
+
 def test_a_message_comes_back_as_it_was():
     headers = {"a": 1, "CC": ["copies"], "x-death": [{"queue": "first"}], "x-delivery-count": 3}
-    before = received(rules(queue="orders"), headers=headers, expiration="500")
+    before = received(exchange="shop", routing_key="new", headers=headers, expiration="500")
     sent = rules().step(Later(1, "busy"), before).headers
     assert sent.keys() == {"a", KEPT}
-    deaths = [{"queue": "semel.later.quorum.1"}, {"queue": "then"}, "odd"]
-    after = received(headers={**sent, "x-death": deaths, "x-first-death-queue": "semel.later.1"})
+    after = returned(sent, {"queue": "then"}, "odd")
     assert after.headers == {
         "a": 1, "CC": ["copies"], "x-death": [{"queue": "then"}, "odd", {"queue": "first"}],
     }  # fmt: skip
     assert (after.expiration, after.queue) == ("500", "orders")
+    assert (after.exchange, after.routing_key) == ("shop", "new")
     assert after.delayed
     assert not before.delayed
-    counted = received(headers={**sent, "x-delivery-count": 1, "x-death": None})
+    counted = returned({**sent, "x-delivery-count": 1})
     assert counted.headers["x-delivery-count"] == 1
     assert counted.headers["x-death"] == [{"queue": "first"}]
 
 
-def test_a_message_without_headers_comes_back_without():
+@pytest.mark.parametrize(
+    "came_by", [("", "orders"), ("", "copies"), ("shop", "orders"), ("shop", ""), ("shop", b"\xff")]
+)
+def test_a_message_comes_back_with_the_exchange_and_routing_key_it_came_by(came_by):
+    exchange, routing_key = came_by
+    delivery = received(exchange=exchange, routing_key=routing_key)
+    for _ in range(2):
+        delivery = returned(rules().step(Later(1, "busy"), delivery).headers)
+        assert (delivery.exchange, delivery.routing_key) == came_by
+
+
+def test_nothing_is_added_to_a_message_of_which_nothing_has_to_be_kept():
     sent = rules().step(Later(1, "busy"), received()).headers
-    assert sent == {KEPT: {}}
-    assert received(headers=sent).headers == {}
+    assert sent == {}
+    assert returned(sent).headers == {}
 
 
-def test_a_header_of_our_name_that_someone_else_wrote_changes_nothing():
-    assert received(headers={KEPT: "text"}).headers == {KEPT: "text"}
+FORGED = {"exchange": "shop", "routing_key": "tenant-2", "headers": {"x-death": 7}}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "death"),
+    [
+        ("", DEATH),
+        ("shop", DEATH),
+        (EXCHANGE, None),
+        (EXCHANGE, {**DEATH, "exchange": ""}),  # sent to the delay queue itself
+        (EXCHANGE, "semel.later"),
+    ],
+)
+def test_what_a_producer_wrote_in_our_name_is_neither_believed_nor_sent_on(exchange, death):
+    headers = {KEPT: FORGED, "tenant": "own"}
+    deaths = {} if death is None else {"x-death": [death]}
+    got = received(exchange=exchange, headers={**headers, **deaths})
+    assert (got.exchange, got.routing_key, got.delayed) == (exchange, "orders", False)
+    assert got.headers == {"tenant": "own", **deaths}
+    again = returned(rules().step(Later(1, "busy"), got).headers)
+    assert (again.exchange, again.routing_key) == (exchange, "orders")
+
+
+def test_a_damaged_header_of_ours_is_left_out():
     wrong_times = ({"expiration": each} for each in (5, "", "soon", "9" * 99))
-    for damaged in ({"headers": None}, {"headers": [1]}, {"told": "yes"}, [1], *wrong_times):
-        assert received(headers={KEPT: damaged}).headers == {KEPT: damaged}
-    forged = {"headers": {"tenant": "other", "x-death": 7, "CC": ["copies"]}, "user": "root"}
-    assert received(headers={KEPT: forged, "tenant": "own"}).headers == {
-        "tenant": "own", "x-death": 7, "CC": ["copies"],
-    }  # fmt: skip
+    for damaged in (
+        "text",
+        {"headers": None},
+        {"headers": [1]},
+        {"told": "yes"},
+        [1],
+        *wrong_times,
+    ):
+        got = returned({KEPT: damaged, "a": 1})
+        assert (got.headers, got.exchange, got.routing_key) == ({"a": 1}, "", "orders")
+    odd = {"headers": {"tenant": "other", "CC": ["copies"]}, "user": "root"}
+    assert returned({KEPT: odd, "tenant": "own"}).headers == {"tenant": "own", "CC": ["copies"]}
 
 
 def test_the_id_of_a_message_without_one_is_none():
@@ -120,17 +207,15 @@ def test_the_id_of_a_message_without_one_is_none():
 def test_the_log_says_once_that_a_message_stays(caplog):
     delivery = received()
     sent = rules().step(REJECT, delivery).headers
-    rules().step(REJECT, received(headers=sent))
+    rules().step(REJECT, returned(sent))
     assert caplog.text.count("there are no dead letters") == 1
     assert "[consumer=mailer queue=orders]" in caplog.text
 
 
-def test_the_queue_is_the_routing_key_of_the_default_exchange():
-    assert received().queue == "orders"
+def test_no_message_tells_which_queue_it_was_in():
     assert received(rules(queue="other"), exchange="shop").queue == "other"
-    for odd in ({"exchange": "shop"}, {"headers": {"CC": ["copies"]}}):
-        with pytest.raises(ConfigError, match="say once"):
-            received(**odd)
+    with pytest.raises(ConfigError, match="say once"):
+        received(rules(queue=None))
 
 
 def test_the_consumer_is_the_queue_unless_given():
@@ -171,7 +256,7 @@ def test_an_id_is_given_or_made_of_the_operation_that_runs(part, message_id, tex
 
 def test_a_consumer_or_a_queue_is_needed():
     with pytest.raises(ConfigError, match="say who handles the messages"):
-        rules(consumer=None)
+        rules(consumer=None, queue=None)
 
 
 def test_the_log_says_what_becomes_of_a_rejected_message(caplog):
@@ -185,16 +270,20 @@ def test_the_log_tells_a_missing_queue_from_one_that_refuses(caplog):
     chosen = rules(dead_letters="dead")
     dead = chosen.step(REJECT, received())
     assert isinstance(dead, Publish)
-    chosen.log_unpublished(dead, OSError("no"), returned=False)
+    assert chosen.instead(dead, OSError("no"), returned=False) is dead.if_rejected
     assert "May this user configure and write it?" in caplog.text
     caplog.clear()
-    chosen.log_unpublished(dead, OSError("no"), returned=True)
+    chosen.instead(dead, OSError("no"), returned=True)
     assert "there is no queue dead: declare it" in caplog.text
     assert "it is delivered again after 300 s" in caplog.text
     assert "May this user" not in caplog.text
     caplog.clear()
-    chosen.log_unpublished(dead.otherwise, OSError("no"), returned=True)  # which we declare
+    assert chosen.instead(dead.if_rejected, OSError("no"), returned=True) is None  # we declare it
     assert "declare it" not in caplog.text
+    assert "goes back to its queue after 300 s" in caplog.text
+    caplog.clear()
+    assert chosen.instead(dead, Unwritable("too long"), returned=False) is dead.if_unwritable
+    assert "with fewer headers: too long" in caplog.text
 
 
 class Handlers:

@@ -227,7 +227,7 @@ def test_counting_and_reading_wait_for_each_other(step):
     tally = Tally()
     tally(event_of("shop"))
     done = threading.Event()
-    with tally._lock:
+    with tally._counted.lock:
         thread = threading.Thread(target=lambda: (step(tally), done.set()))
         thread.start()
         # The thread has come as far as it can; no time is long enough to see that it never ends.
@@ -238,7 +238,7 @@ def test_counting_and_reading_wait_for_each_other(step):
 
 def test_a_signal_handler_may_count_while_its_thread_does():
     tally = Tally()
-    with tally._lock:
+    with tally._counted.lock:
         tally(event_of("shop"))
     assert counted(tally, "shop") == {"RejectedBusy": 1}
 

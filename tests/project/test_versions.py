@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+import sys
 import tomllib
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -75,3 +80,28 @@ def test_the_lowest_versions_have_a_target_of_their_own(project):
     )
     assert planned.returncode == 0, planned.stderr
     assert "LOWEST=constraints-lowest.txt" in planned.stdout
+
+
+def needed_by(names: list[str]) -> set[str]:
+    """What pip installs for these, without their extras."""
+    found: set[str] = set()
+    while names:
+        name = canonicalize_name(names.pop())
+        if name not in found:
+            found.add(name)
+            told = map(Requirement, metadata.requires(name) or ())
+            names += [one.name for one in told if one.marker is None or one.marker.evaluate()]
+    return found
+
+
+def test_celery_on_redis_imports_nothing_that_the_extras_do_not_install(project):
+    about = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = about["optional-dependencies"]
+    told = [Requirement(one).name for extra in ("celery", "redis") for one in extras[extra]]
+    installed = needed_by(told)
+    tree = ast.parse(Path(find_spec("kombu.transport.redis").origin).read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level]
+    packages = {node.module.split(".")[0] for node in imports} - sys.stdlib_module_names
+    distributions = metadata.packages_distributions()
+    for package in packages:
+        assert {canonicalize_name(name) for name in distributions[package]} & installed, package

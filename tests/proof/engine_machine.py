@@ -100,9 +100,20 @@ class Case:
         )
 
     def asked(self, *, by_message: bool = False) -> Asked:
-        """The call for the model; who consumes a message never waits for another."""
+        """The call for the model; who consumes a message never waits for another.
+
+        Its attempts are counted for as long as the message may come again.
+        """
         terms = replace(self.terms, rejects=self.terms.rejects or by_message)
-        return Asked(self.engine, self.key, self.payload, terms, shares=not terms.rejects)
+        counted = by_message and terms.max_attempts is not None
+        return Asked(
+            self.engine,
+            self.key,
+            self.payload,
+            terms,
+            shares=not terms.rejects,
+            failed_ttl=TTL if counted else FAILED_TTL,
+        )
 
     @property
     def options(self) -> dict[str, Any]:

@@ -87,6 +87,8 @@ class Asked:
     terms: Terms
     shares: bool
     """May share an execution in its process."""
+    failed_ttl: float = FAILED_TTL
+    """How long a failure is kept that is not final."""
 
     @property
     def place(self) -> tuple[int, str, str | None]:
@@ -219,7 +221,7 @@ class Model:
             entry.until = self.clock()
             return
         entry.state, entry.final = State.FAILED, verdict == "final"
-        entry.until = self.clock() + (TTL if entry.final else FAILED_TTL)
+        entry.until = self.clock() + (TTL if entry.final else asked.failed_ttl)
         if verdict == "forget":
             entry.payload = None
 

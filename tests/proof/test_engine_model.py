@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from engines.facade import Stop
 from proof.engine_lives import LIVES, live
-from proof.engine_machine import EnginesBesideTheModel, Tasks, Threads, TroubleError
+from proof.engine_machine import Case, EnginesBesideTheModel, Tasks, Threads, TroubleError
 from proof.engine_model import RAN, REPLAYED
 from semel import (
     ConcurrentRequest,
@@ -64,6 +64,11 @@ def machine(request):
 def test_an_engine_gives_each_answer_in_the_life_that_leads_to_it(machine, answer):
     live(machine, LIVES[answer])
     assert machine.met[answer] == 1
+
+
+@pytest.mark.parametrize("seed", [14119380])
+def test_a_call_that_was_once_answered_otherwise_is_as_the_model_says(machine, seed):
+    live(machine, [lambda life: life.call(case=Case.by_dice(seed))])
 
 
 def test_an_engine_answers_every_life_as_the_model_does(machine):

@@ -63,11 +63,11 @@ class Deployment:
         self.ledger = Ledger(folder)
         self.workers: list[Worker] = []
         self.servers = servers
-        self.to_broker: Proxy = settings.pop("to_broker")
+        self.to_broker: Proxy | None = settings.pop("to_broker", None)
         self.to_store: Proxy | None = settings.pop("to_store", None)
         self._folder, self._settings = folder, settings
         self._label, self._numbers = os.urandom(3).hex(), itertools.count(1)
-        self._sent: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
 
     @property
     def is_celery(self) -> bool:
@@ -145,9 +145,9 @@ class Deployment:
 
     def begin(self) -> None:
         """Begin a test: only what it sends is waited for, whatever a test before has left."""
-        for order in self._sent:
+        for order in self.sent:
             self.ledger.let_go(order)
-        self._sent.clear()
+        self.sent.clear()
         self.start()
 
     def order(self) -> str:
@@ -166,7 +166,7 @@ class Deployment:
         with self.queue.sending() as send:
 
             def counted(order: str, plan: str, message_id: str | None) -> None:
-                self._sent[order] += 1
+                self.sent[order] += 1
                 send(order, plan, message_id)
 
             yield counted
@@ -182,12 +182,12 @@ class Deployment:
             ends = Counter(
                 note.order for note in self.ledger.notes("verdict") if note.more["kind"] in ENDS
             )
-            return ends >= self._sent and self.queue.left() == 0
+            return ends >= self.sent and self.queue.left() == 0
 
         eventually(ended, "every message to come to an end")
         expected = [] if dead is None else [dead]
         eventually(
-            lambda: [order for order in self.queue.dead() if order in self._sent] == expected,
+            lambda: [order for order in self.queue.dead() if order in self.sent] == expected,
             f"the dead letters to be {expected}",
         )
 

@@ -5,7 +5,8 @@ work waits for a file, which the test writes: a race is brought about by hand.
 
 delivered   a message reached the handler of semel        verdict    what it said about it
 began       the handler of the application was called     effect     and did its work
-ready       a worker takes messages                       stopped    and ended by itself
+ready       a worker takes messages                       log        a warning of semel's
+starved     a worker did not run for so long              renewed    the store has renewed a lease
 """
 
 from __future__ import annotations
@@ -102,33 +103,38 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 # --- in a worker ---------------------------------------------------------------------------------
 
 
-def steps(ledger: Ledger, order: str, plan: str, retries: int) -> Iterator[None]:
-    """Do what the plan of an order says; each step that comes out is a moment to wait."""
+def steps(ledger: Ledger, order: str, plan: str, retries: int) -> Iterator[float]:
+    """Do what the plan of an order says; each step that comes out is a time to wait.
+
+    After its effect an order may linger, for a moment or for the seconds that its plan names.
+    """
     attempt = current_attempt()
     assert attempt is not None
     ledger.note("began", order, number=attempt.number, retries=retries)
     match plan:
         case "wait":
             while not ledger.goes(order):
-                yield
+                yield PAUSE
         case "fail once" if ledger.count("began", order) == 1:
             raise Refused(f"{order} is refused once")
         case "poison":
             raise Refused(f"{order} is refused")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-    ledger.note("effect", order)
-    if plan == "linger":
-        yield
+    ledger.note(
+        "effect", order, number=attempt.number, fence=attempt.fence, owner=attempt.owner.hex()
+    )
+    if plan.startswith("linger"):
+        yield float(plan.removeprefix("linger") or PAUSE)
 
 
 def handle(ledger: Ledger, order: str, plan: str, retries: int = 0) -> str:
-    for _ in steps(ledger, order, plan, retries):
-        time.sleep(PAUSE)
+    for seconds in steps(ledger, order, plan, retries):
+        time.sleep(seconds)
     return f"{order} is done"
 
 
 async def handle_async(ledger: Ledger, order: str, plan: str) -> str:
-    for _ in steps(ledger, order, plan, 0):
-        await asyncio.sleep(PAUSE)
+    for seconds in steps(ledger, order, plan, 0):
+        await asyncio.sleep(seconds)
     return f"{order} is done"

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class ForkServer:
     """The process that workers are forked from."""
 
     def __init__(self, *modules: str) -> None:
+        self._lock = threading.Lock()
         path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "queues.processes", *modules],
@@ -78,9 +80,10 @@ class ForkServer:
         line = {"function": function, "folder": str(folder), "orders": orders}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(line) + "\n")
-        self._process.stdin.flush()
-        return Worker(int(self._process.stdout.readline()), folder)
+        with self._lock:
+            self._process.stdin.write(json.dumps(line) + "\n")
+            self._process.stdin.flush()
+            return Worker(int(self._process.stdout.readline()), folder)
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -6,12 +6,15 @@
 | 20 | message redelivered during execution | not acknowledged as done; comes back after the remaining lease |
 | 21 | framework retries a failed task under the same id | it runs |
 | 25 | SIGTERM while running | finishes and acknowledges, and takes nothing new |
+| 59 | the database connection is lost while a message is handled | comes again; never a failure, never lost |
 
 Effects are counted outside the library, in a file or a database. After each test the broker has no
 message left: none waits, none is unacknowledged, and what was rejected is among the dead letters.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 import psycopg
 import pytest
@@ -258,20 +261,80 @@ def test_a_message_is_acknowledged_when_the_store_is_back_and_knows_that_it_is_d
 # --- in a transaction ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ON_RABBITMQ)
-def test_in_a_transaction_a_killed_worker_leaves_one_effect(
-    kind, servers, postgres_of_this_worker, tmp_path
-):
+@pytest.fixture(scope="module")
+def in_transactions(servers, postgres_of_this_worker, tmp_path_factory):
+    """A queue of each kind whose orders are rows; effects are counted in their database."""
+    with contextlib.ExitStack() as stack:
+
+        class Started(dict[str, tuple[Deployment, str]]):
+            def __missing__(self, kind: str) -> tuple[Deployment, str]:
+                database = with_tables(postgres_of_this_worker)
+                folder = tmp_path_factory.mktemp(kind)
+                started = stack.enter_context(deployment(kind, servers, folder, database))
+                self[kind] = started, database
+                return self[kind]
+
+        yield Started()
+
+
+@pytest.fixture(params=ON_RABBITMQ)
+def transactional(request, in_transactions):
+    deployed, database = in_transactions[request.param]
+    deployed.begin()
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield deployed, connection
+
+
+def rows(connection: psycopg.Connection, order: str) -> int:
+    """How many effects an order has."""
+    asked = connection.execute("SELECT count(*) FROM effects WHERE order_id = %s", (order,))
+    (count,) = asked.fetchone()
+    return count
+
+
+def test_in_a_transaction_a_killed_worker_leaves_one_effect(transactional):
     """The worker is killed after its effect, before the commit: with a lease it would be two."""
-    database = with_tables(postgres_of_this_worker)
-    with deployment(kind, servers, tmp_path, database) as deployed:
-        order = deployed.send(deployed.order(), "wait")
-        (began,) = deployed.ledger.wait_for("began", order)
-        deployed.worker_of(began).kill()
-        deployed.ledger.wait_for("began", order, 2)
-        deployed.ledger.let_go(order)
-        deployed.send(order, "wait")
-        deployed.settled()
-    with psycopg.connect(database) as connection:
-        effects = connection.execute("SELECT order_id FROM effects").fetchall()
-    assert effects == [(order,)]
+    deployed, connection = transactional
+    order = deployed.send(deployed.order(), "wait")
+    (began,) = deployed.ledger.wait_for("began", order)
+    deployed.worker_of(began).kill()
+    deployed.ledger.wait_for("began", order, 2)
+    deployed.ledger.let_go(order)
+    deployed.send(order, "wait")
+    deployed.settled()
+    assert rows(connection, order) == 1
+
+
+def test_in_a_transaction_a_message_that_kills_its_worker_is_rejected_too(transactional):
+    deployed, connection = transactional
+    order = deployed.send(deployed.order(), "kill")
+    for runs in (1, 2):
+        deployed.ledger.wait_for("began", order, runs)
+        deployed.start_again()
+    deployed.settled(dead=order)
+    assert deployed.ledger.count("began", order) == 2
+    assert rows(connection, order) == 0
+
+
+@pytest.mark.fault(59)
+def test_a_message_whose_database_connections_are_cut_comes_again_and_is_not_rejected(
+    transactional,
+):
+    """As often as there are attempts, which with `max_attempts=2` would be all of them."""
+    deployed, connection = transactional
+    order = deployed.send(deployed.order(), "wait")
+    for runs in (1, 2):
+        deployed.ledger.wait_for("began", order, runs)
+        cut = connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
+        assert cut.fetchall()
+        deployed.ledger.let_go(order)  # it meets the cut at the end of the handler
+        deployed.ledger.wait_for("verdict", order, runs)
+        (deployed.ledger.folder / f"go-{order}").unlink()
+    deployed.ledger.wait_for("began", order, 3)
+    deployed.ledger.let_go(order)
+    deployed.settled()
+    assert deployed.ledger.verdicts(order) == ["Later", "Later", "Ack"]
+    assert rows(connection, order) == 1

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,13 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from queues.ledger import Ledger, Refused, handle, handle_async
 from semel import AsyncIdempotency, Idempotency, Policy, messages
+from semel.adapters import consuming
+from semel.adapters._sync import consuming as consuming_of_threads
 from semel.adapters._sync.consuming import Consumer
 from semel.adapters.consuming import AsyncConsumer
-from semel.messages import Message
+from semel.core.attempts import Lease
+from semel.engine.outcomes import LeaseEvents
+from semel.messages import Message, Verdict
 
 QUEUE = "mailer"
 DEAD = "mailer.dead"
@@ -51,27 +57,77 @@ def order_of(message: Message) -> str:
 
 
 def note_everything(ledger: Ledger) -> None:
-    """Note each message that reaches the rules of semel, and their verdict.
+    """Note each message that reaches the rules of semel, their verdict, and what semel warns of.
 
     A store that is back is asked after a second, not five: tests wait for it.
     """
-    messages.STORE_PAUSE = 1.0
+    for module in (messages, consuming, consuming_of_threads):
+        module.STORE_PAUSE = 1.0
+
+    def noted(record: logging.LogRecord) -> bool:
+        ledger.note("log", text=record.getMessage())
+        return True
+
+    logging.getLogger("semel").addFilter(noted)  # a handler would keep the line from the log
+    renewed = LeaseEvents.renewed
+
+    def note_renewal(self: LeaseEvents, lease: Lease, answer: Any, sent: float) -> None:
+        if answer is True:
+            ledger.note("renewed", lease.identity.key, owner=lease.owner.hex(), sent=sent)
+        renewed(self, lease, answer, sent)
+
+    LeaseEvents.renewed = note_renewal
     of_threads, of_tasks = Consumer.handle, AsyncConsumer.handle
+
+    def note_verdict(message: Message, verdict: Verdict) -> None:
+        more = {name: getattr(verdict, name, None) for name in ("replayed", "reason")}
+        ledger.note("verdict", order_of(message), kind=type(verdict).__name__, **more)
 
     def handled(self: Consumer, message: Message, *args: Any) -> Any:
         ledger.note("delivered", order_of(message))
         verdict = of_threads(self, message, *args)
-        ledger.note("verdict", order_of(message), kind=type(verdict).__name__)
+        note_verdict(message, verdict)
         return verdict
 
     async def handled_async(self: AsyncConsumer, message: Message, *args: Any) -> Any:
         ledger.note("delivered", order_of(message))
         verdict = await of_tasks(self, message, *args)
-        ledger.note("verdict", order_of(message), kind=type(verdict).__name__)
+        note_verdict(message, verdict)
         return verdict
 
     Consumer.handle = handled
     AsyncConsumer.handle = handled_async
+
+
+PULSE = 0.05
+STARVED = 0.1
+
+
+def note_starvation(ledger: Ledger) -> None:
+    """Note when this process did not run, by a thread that should run often.
+
+    `queued` says for how long its threads were ready to run while other processes had the cores.
+    Where that is short, the process has kept itself from running.
+    """
+
+    def waited() -> float:
+        found = 0
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                found += int((thread / "schedstat").read_text().split()[1])
+        return found / 1e9
+
+    def beat() -> None:
+        woken, before = time.monotonic(), waited()
+        while True:
+            time.sleep(PULSE)
+            began, woken = woken, time.monotonic()
+            late, now = woken - began - PULSE, waited()
+            if late > STARVED:
+                ledger.note("starved", seconds=late, queued=now - before)
+            before = now
+
+    threading.Thread(target=beat, name="pulse", daemon=True).start()
 
 
 # --- Celery --------------------------------------------------------------------------------------
@@ -159,6 +215,7 @@ def pika_worker(
 
     ledger = Ledger(folder)
     note_everything(ledger)
+    note_starvation(ledger)
 
     def mail(message: Message) -> None:
         order = json.loads(message.body)
@@ -168,7 +225,7 @@ def pika_worker(
         session.execute(INSERT, {"order_id": order_of(message), "worker": os.getpgrp()})
         mail(message)
 
-    options: dict[str, Any] = {"consumer": QUEUE, "dead_letters": True}
+    options: dict[str, Any] = {"queue": QUEUE, "dead_letters": True, "threads": prefetch}
     with Idempotency(store, policy=Policy(**policy)) as idem:
         if database is None:
             consumer = once(idem, mail, **options)
@@ -208,6 +265,7 @@ async def _consume(
     from semel.adapters.aio_pika import once
 
     note_everything(ledger)
+    note_starvation(ledger)
 
     async def mail(message: Message) -> None:
         order = json.loads(message.body)
@@ -218,7 +276,7 @@ async def _consume(
         await session.execute(INSERT, told)
         await mail(message)
 
-    options: dict[str, Any] = {"consumer": QUEUE, "dead_letters": True}
+    options: dict[str, Any] = {"queue": QUEUE, "dead_letters": True}
     async with AsyncIdempotency(store, policy=Policy(**policy)) as idem:
         if database is None:
             consumer = once(idem, mail, **options)

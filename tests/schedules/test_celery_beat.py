@@ -24,7 +24,7 @@ from semel import (
     open_store,
 )
 from semel.adapters import celery_beat
-from semel.adapters.celery_beat import OnceScheduler, every, latest_due, scheduler_class
+from semel.adapters.celery_beat import OnceScheduler, every, key_of, latest_due, scheduler_class
 from semel.core.records import ClaimRequest, Identity
 from semel.testing import FaultyStore, Refuse
 
@@ -112,6 +112,29 @@ def test_a_crontab_has_each_local_time_once_when_the_clocks_change(app, day):
     assert [due.isoformat() for due in found] == [due.isoformat() for due in expected]
 
 
+@pytest.mark.parametrize("timing", [crontab(minute="*/5"), every(300)], ids=["crontab", "every"])
+def test_beats_in_different_time_zones_have_one_key_for_one_moment(timing):
+    now = datetime(2026, 11, 18, 9, 56, 0, 5000, tzinfo=UTC)
+    keys = set()
+    for zone in ("UTC", "Europe/Berlin", "Asia/Kolkata", "America/New_York"):
+        there = Celery("zoned", broker="memory://", set_as_current=False)
+        there.conf.timezone = zone
+        timing.app, timing.nowfun = there, lambda zone=zone: now.astimezone(ZoneInfo(zone))
+        timing.__dict__.pop("tz", None)
+        keys.add(key_of("report", latest_due(timing, timing.now())))
+    assert keys == {"report@2026-11-18T09:55:00Z"}
+
+
+@pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
+def test_a_time_has_a_key_of_its_own_when_the_clocks_change(app, day):
+    timing = crontab(minute=30)  # of the hour that is left out, too: due when it would be over
+    timing.app = app
+    first = local(f"{day}T00:00").astimezone(UTC)
+    found = {latest_due(timing, first + timedelta(minutes=each)) for each in range(0, 360, 10)}
+    names = {due.isoformat() for due in found}
+    assert len({key_of("report", due) for due in found}) == len(names) > 5
+
+
 def test_a_beat_in_the_hour_that_comes_twice_sends_nothing_again(beat, app):
     # A beat of Celery 5.7 that starts in that hour takes the entry for due until the hour is over.
     scheduler = beat({"report": {"task": "reports.make", "schedule": crontab(30, 2)}})
@@ -154,7 +177,7 @@ def test_an_interval_that_begins_with_its_beat_stops_beat_at_its_start(beat, tim
         beat({"report": {"task": "reports.make", "schedule": timing}})
 
 
-@pytest.mark.parametrize("name", ["r" * 231, "ä" * 40])
+@pytest.mark.parametrize("name", ["r" * 235, "ä" * 40])
 def test_a_name_that_is_too_long_for_a_key_stops_beat_at_its_start(beat, name):
     with pytest.raises(
         ConfigError, match=r"too long for the key of a record, by \d+ char.* count as three"
@@ -230,7 +253,7 @@ def test_a_beat_waits_for_one_that_is_sending_and_sends_if_that_one_died(beat, a
     entry = scheduler.schedule["report"]
     now = entry.schedule.now()
     entry.schedule.nowfun = lambda: now
-    key = f"report@{entry.schedule.latest(now).isoformat()}"
+    key = key_of("report", entry.schedule.latest(now))
     idem.internals.store.ask(
         ClaimRequest(Identity("celery.beat", key), b"d" * 16, None, lease=0.3, ttl=60.0)
     )

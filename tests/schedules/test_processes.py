@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from semel.adapters.celery_beat import NAMESPACE
+from semel.core.schedules import in_utc
 
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 60.0
@@ -201,7 +202,7 @@ def test_an_apscheduler_on_standby_takes_over_after_a_crash(schedulers):
 
 def due(second: int) -> str:
     """The id of the task that is due at this second."""
-    key = f"report@{datetime.fromtimestamp(second, UTC).isoformat()}"
+    key = f"report@{in_utc(datetime.fromtimestamp(second, UTC))}"
     return str(uuid5(NAMESPACE, f"celery.beat:{key}"))
 
 

@@ -76,6 +76,8 @@ def own_tmpdir(folder: Path) -> str:
 class MariaDBServer:
     """One server, with its data in a folder."""
 
+    account = staticmethod(user)
+
     def __init__(self, folder: Path, *args: str) -> None:
         self.folder = folder
         self.port = free_port()
@@ -83,7 +85,7 @@ class MariaDBServer:
         self._command = [
             binary(),
             "--no-defaults",
-            *user(),
+            *self.account(),
             f"--datadir={folder / 'data'}",
             own_tmpdir(folder),
             f"--socket={self.socket_path}",
@@ -167,7 +169,7 @@ class MariaDBServer:
 def mariadb_server(*args: str) -> Iterator[MariaDBServer]:
     """A server of one's own, stopped and removed in the end."""
     with tempfile.TemporaryDirectory(prefix="semel-mariadb-", ignore_cleanup_errors=True) as folder:
-        shutil.copytree(_template(), Path(folder) / "data")
+        shutil.copytree(template(), Path(folder) / "data")
         server = _started(Path(folder), *args)
         try:
             yield server
@@ -190,7 +192,7 @@ def _started(folder: Path, *args: str) -> MariaDBServer:
 
 
 @functools.cache
-def _template() -> Path:
+def template() -> Path:
     """Data of a fresh installation, made once per process and copied for each server."""
     # On a busy machine the installer now and then stumbles over its own temporary tables.
     for _ in range(3):

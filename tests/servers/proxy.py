@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import selectors
 import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 HOST = "127.0.0.1"
 CHUNK = 1 << 16
@@ -25,7 +26,8 @@ class Proxy:
     """Forwards bytes to one server until told otherwise."""
 
     def __init__(self, upstream_port: int) -> None:
-        self._upstream_port = upstream_port
+        self.upstream_port = upstream_port
+        """Where new connections go; those that are open stay where they are."""
         self._listener = socket.create_server((HOST, 0))
         self._listener.settimeout(0.05)
         self.port: int = self._listener.getsockname()[1]
@@ -40,6 +42,8 @@ class Proxy:
         """Close every new connection at once."""
         self.delay = 0.0
         """Seconds to hold back every reply."""
+        self.rewrite: Callable[[bytes], bytes] = lambda request: request
+        """What becomes of a request on its way; its length must stay the same."""
         self._lose: Callable[[bytes], bool] | None = None
         self._skip = 0
         self._lock = threading.Lock()
@@ -95,7 +99,7 @@ class Proxy:
                 self._run(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
-        upstream = (HOST, self._upstream_port)
+        upstream = (HOST, self._next_upstream())
         with client, contextlib.suppress(OSError), socket.create_connection(upstream) as server:
             with self._lock:
                 self._open |= {client, server}
@@ -104,6 +108,9 @@ class Proxy:
             finally:
                 with self._lock:
                     self._open -= {client, server}
+
+    def _next_upstream(self) -> int:
+        return self.upstream_port
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         with selectors.DefaultSelector() as ready:
@@ -120,7 +127,7 @@ class Proxy:
                         continue
                     self.requests += 1
                     losing = self._must_lose(data)
-                    server.sendall(data)
+                    server.sendall(self.rewrite(data))
                     if losing:
                         server.recv(CHUNK)  # answered, so it was applied
                         self.lost += 1
@@ -135,6 +142,18 @@ class Proxy:
                 return False
             self._lose = None
             return True
+
+
+class Balancer(Proxy):
+    """Forwards each connection to the next of several servers, as TCP balancers do."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._ports = itertools.cycle(ports)
+        super().__init__(ports[0])
+
+    def _next_upstream(self) -> int:
+        with self._lock:
+            return next(self._ports)
 
 
 @contextlib.contextmanager

@@ -43,7 +43,8 @@ spawn(fun() ->
     {ok, Listener} = gen_tcp:listen(0, [binary, {packet, 4}, {active, false},
                                         {ip, {127, 0, 0, 1}}]),
     {ok, Port} = inet:port(Listener),
-    ok = file:write_file("control.port", integer_to_list(Port)),
+    ok = file:write_file("control.new", integer_to_list(Port)),
+    ok = file:rename("control.new", "control.port"),
     Serve = fun Serve() ->
         {ok, Socket} = gen_tcp:accept(Listener),
         Answer = try
@@ -248,6 +249,19 @@ class VirtualHost:
     def url_at(self, port: int) -> str:
         """The URL through a proxy's port."""
         return f"amqp://guest:guest@{HOST}:{port}/{self.name}"
+
+    def add_user(
+        self, name: str, configure: str = "^$", write: str = "^$", read: str = "^$"
+    ) -> None:
+        """Add a user with these permissions only; the password is the name."""
+        patterns = (each.replace("\\", "\\\\") for each in (configure, write, read))
+        allowed = ", ".join(f'<<"{each}">>' for each in patterns)
+        self.server.evaluate(
+            f'catch rabbit_auth_backend_internal:delete_user(<<"{name}">>, <<"semel">>), '
+            f'rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"{name}">>, <<"semel">>), '
+            f'rabbit_auth_backend_internal:set_permissions(<<"{name}">>, <<"{self.name}">>, '
+            f'{allowed}, <<"semel">>), true.'
+        )
 
     def depths(self) -> Mapping[str, Depth]:
         """The messages of every queue."""

@@ -172,10 +172,14 @@ class RedisServer:
         self.process.kill()
         self.process.wait()
 
-    def restart(self) -> None:
-        """The same server, on the same port, without its data."""
-        self.stop()
+    def start(self) -> None:
+        """The same server, on the same port, with the data that it has written to its disk."""
         self.process = self._start()
+
+    def restart(self) -> None:
+        """Stop and start: without its data, unless it writes them to its disk."""
+        self.stop()
+        self.start()
 
 
 class Certificates:

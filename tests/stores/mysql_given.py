@@ -34,6 +34,16 @@ def ask(identity=IDENTITY, owner=None, *, fingerprint=None, lease=30.0, ttl=600.
     return ClaimRequest(identity, owner or new_owner(), fingerprint, lease, ttl, **more)
 
 
+def write_as_owner(store, verb, request):
+    """Complete, fail or renew what was claimed."""
+    named = request.identity, request.owner
+    if verb == "complete":
+        return store.complete(*named, RESULT, 60)
+    if verb == "renew":
+        return store.renew(*named, 600)
+    return store.fail(*named, RESULT, retryable=True, keep_fingerprint=True, ttl=60)
+
+
 def is_bulk(sent):
     """Whether a client sent the rows of a prepared statement (COM_STMT_BULK_EXECUTE)."""
     return sent[4:5] == b"\xfa"

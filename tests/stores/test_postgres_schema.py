@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from importlib.resources import files
 
@@ -271,6 +272,7 @@ def test_marks_fill_own_columns_that_must_not_be_empty(postgres_url, kind):
     with driven(kind, postgres_url, columns=columns) as store:
         mark = claim_of("tenant-8", b"marker------").identity
         assert store.put(mark, RESULT, 0.001, owner=b"marker------")
+        time.sleep(0.01)
         assert store.put(mark, RESULT, 60.0, owner=b"again-------")  # over the expired one, or not
         with pytest.raises(ConfigError, match="give the column a default"):
             store.put(identity("mark"), RESULT, 60.0, owner=b"marker------")

@@ -21,7 +21,7 @@ import pytest
 from semel.errors import StoreUnavailable
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.mysql import aio, errors, store
-from semel.stores.sql.mysql.addresses import parse
+from semel.stores.sql.mysql.addresses import SessionSettings, parse
 from semel.stores.sql.mysql.errors import least_time, statement_time
 from semel.stores.sql.postgres.errors import TimeIsUp
 from semel.stores.sql.postgres.settings import settings
@@ -72,7 +72,9 @@ def mysql_pool(kind: Any, url: str) -> Any:
     address, _ = parse(url, {})
     driver, pool = (kind.threads, kind.Pool) if kind is store else (kind.tasks, kind.AsyncPool)
     connect = driver.connector(address, TIMEOUT)
-    opened = partial(kind.open_session, connect, address.place, TIMEOUT, waits_for_locks=False)
+    session_settings = SessionSettings(TIMEOUT, waits_for_locks=False)
+    least = least_time(TIMEOUT, waits_for_locks=False)
+    opened = partial(kind.open_session, connect, address.place, session_settings, least)
     return pool(opened, errors, address.place, max_size=1)
 
 

@@ -238,6 +238,26 @@ async def test_a_connection_of_asyncmy_without_unicode_is_told_how_to_be_opened(
     await store.close()
 
 
+def test_a_connection_that_garbles_texts_is_told_how_to_be_opened(mysql_url):
+    party = "\N{PARTY POPPER}"
+
+    def store(charset):
+        arguments_ = arguments(mysql_url)
+        return contextlib.closing(
+            MySQLStore(connect=lambda: pymysql.connect(**arguments_, charset=charset))
+        )
+
+    with store("utf8") as narrow, Idempotency(narrow) as idem:  # of three bytes, in the beginning
+        assert idem.execute(party, lambda: 1) == 1
+        assert idem.execute(party, never) == 1
+    with (
+        store("latin1") as narrower,
+        Idempotency(narrower) as idem,
+        pytest.raises(ConfigError, match="charset='utf8mb4'"),
+    ):
+        idem.execute(party, never)
+
+
 def test_a_transaction_without_unicode_is_told_how_to_be_opened(mysql_url):
     with (
         Idempotency(mysql_url) as idem,

@@ -7,13 +7,24 @@ import sqlite3
 import subprocess
 import sys
 
+import asyncmy
+import asyncpg
 import psycopg
 import pymysql
 import pytest
+from django.db.utils import OperationalError as DjangoError
 from sqlalchemy import NullPool, create_engine
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.orm import Session
 
-from semel import AsyncIdempotency, ConfigError, Idempotency, StoreError, ValueRejected
+from semel import (
+    AsyncIdempotency,
+    ConfigError,
+    Idempotency,
+    StoreError,
+    StoreUnavailable,
+    ValueRejected,
+)
 from semel.stores.sql.errors import REJECTED
 from semel.stores.sql.mysql.errors import translate as of_mysql
 from semel.stores.sql.postgres.errors import translate as of_postgres
@@ -219,3 +230,91 @@ def test_a_column_or_a_row_of_somebody_else_is_no_fault_of_the_value(code):
     with pytest.raises(StoreError) as raised:
         db_errors.raise_end_error(error)
     assert not isinstance(raised.value, ValueRejected)
+
+
+# --- whose error it is -----------------------------------------------------------------------
+
+
+class Invented(psycopg.OperationalError):
+    """An application's own class is not the driver's."""
+
+
+LOST = [
+    *(psycopg.errors.lookup(code)("no") for code in ("57P01", "57P02", "57P03", "25006", "08006")),
+    asyncpg.ConnectionDoesNotExistError("no"),
+    asyncpg.InterfaceError("connection is closed"),
+    psycopg.OperationalError("the connection is closed"),
+    *(
+        kind(code, "no")
+        for kind in (pymysql.err.OperationalError, asyncmy.errors.OperationalError)
+        for code in (1047, 1053, 1180, 1792, 1836, 1927, 2006, 2013, 2055)
+    ),
+    pymysql.err.OperationalError(1290, "The MariaDB server is running with the --read-only option"),
+    pymysql.err.InterfaceError(0, ""),
+]
+NOT_LOST = [
+    *(psycopg.errors.lookup(code)("no") for code in ("23505", "40001", "25P02", "25P03", "53100")),
+    asyncpg.InterfaceError("the query has 1 argument, 2 were given"),
+    Invented("no"),
+    psycopg.InterfaceError("the cursor is closed"),
+    *(pymysql.err.OperationalError(code, "no") for code in (1153, 1062, 1213, 2014)),
+    pymysql.err.OperationalError(1290, "is running with the --secure-file-priv option"),
+    KeyError(2006),
+    ConnectionResetError("by another server"),
+]
+
+
+class OwnError(Exception):
+    """What an application makes of errors of its database."""
+
+
+def raised_by(wrapper, error):
+    """The error as a framework, or an application, raises it."""
+    match wrapper:
+        case "application":
+            wrapped = OwnError("no")
+            wrapped.__cause__ = error
+            return wrapped
+        case "sqlalchemy":
+            return DBAPIError("SELECT 1", None, error)
+        case "django":
+            wrapped = DjangoError("no")
+            wrapped.__cause__ = error
+            return wrapped
+        case "group":  # as of several tasks
+            return ExceptionGroup("no", [OwnError("another task's"), error])
+    return error
+
+
+@pytest.mark.parametrize("wrapper", ["", "sqlalchemy", "django", "application", "group"])
+def test_the_class_of_an_error_says_whether_its_connection_was_lost(wrapper):
+    for error in LOST:
+        assert db_errors.is_lost(raised_by(wrapper, error)), repr(error)
+    for error in NOT_LOST:
+        assert not db_errors.is_lost(raised_by(wrapper, error)), repr(error)
+
+
+def test_errors_that_are_the_cause_of_each_other_end():
+    one, other = OwnError("one"), OwnError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert not db_errors.is_lost(one)
+
+
+def test_what_sqlalchemy_says_of_a_connection_counts():
+    assert db_errors.is_lost(
+        DBAPIError("SELECT 1", None, Invented("no"), connection_invalidated=True)
+    )
+    assert db_errors.is_lost(PendingRollbackError("Can't reconnect", code="8s2b"))
+    assert not db_errors.is_lost(PendingRollbackError("a flush has failed", code="7s2a"))
+
+
+def test_sqlite_that_cannot_write_its_file_is_lost_too():
+    error = sqlite3.OperationalError("attempt to write a readonly database")
+    error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_READONLY, "SQLITE_READONLY"
+    assert db_errors.is_lost(error)
+
+
+def test_a_lost_connection_is_an_outage_of_the_store():
+    for error in (*LOST, ConnectionResetError("by this server")):
+        with pytest.raises(StoreUnavailable):
+            db_errors.raise_end_error(error)

@@ -33,7 +33,15 @@ from semel.testing import bypass
 from semel.transactions import db_errors, drivers
 from semel.transactions._sync.links import Savepoint, SQLiteLink
 from semel.transactions.links import AsyncSavepoint, AsyncSQLiteLink
-from transactions.kinds import KINDS, django_alias, path_of, sqlalchemy_url
+from transactions.conftest import started
+from transactions.kinds import (
+    KINDS,
+    PATIENCE,
+    django_alias,
+    mysql_login,
+    path_of,
+    sqlalchemy_url,
+)
 
 SQLITE = [kind for kind in KINDS if kind.name in {"sqlite3", "aiosqlite"}]
 POSTGRES = [kind for kind in KINDS if kind.name in {"psycopg", "asyncpg"}]
@@ -160,14 +168,71 @@ async def test_a_database_error_that_was_swallowed_inside_undoes_the_block(world
 
 @on(DRIVERS)
 async def test_a_rollback_inside_the_block_is_noticed_at_its_end(world):
+    # Only MySQL has a connection beside the caller's that tells, and rolls back by itself.
+    expected = RetryTransaction if world.kind.dialect == "mysql" else OutcomeUnknown
     async with world.engine() as idem:
         with contextlib.suppress(Exception):  # there is nothing to commit
             async with world.work() as work:
-                with pytest.raises(OutcomeUnknown) as noticed:
+                with pytest.raises(expected, match="inside the block") as noticed:
                     async with world.once(idem, work):
                         await work.run("ROLLBACK")
         assert noticed.value.__cause__ is not None
         assert await world.done(idem.peek("order-1")) is None
+
+
+@on([kind for kind in KINDS if kind.name in {"pymysql", "asyncmy"}])
+async def test_where_the_record_cannot_be_looked_for_the_outcome_is_unknown(
+    world, mariadb_of_this_worker
+):
+    user = mysql_login(world.url)["user"]
+    async with world.engine(policy=Policy(store_timeout=1.0)) as idem, world.work() as work:
+        with pytest.raises(OutcomeUnknown):
+            async with world.once(idem, work):
+                await work.run("ROLLBACK")
+                mariadb_of_this_worker.execute(f"ALTER USER {user}@'%' ACCOUNT LOCK")
+                for (number,) in mariadb_of_this_worker.execute(
+                    "SELECT id FROM information_schema.processlist WHERE user = %s AND id <> %s",
+                    user,
+                    work.connection.thread_id(),
+                ):
+                    mariadb_of_this_worker.execute(f"KILL {number}")
+
+
+@on([kind for kind in KINDS if kind.dialect == "mysql"])
+async def test_a_deadlock_that_was_swallowed_inside_the_block_asks_for_a_repeat(world):
+    world.query("CREATE TABLE account (name VARCHAR(9) PRIMARY KEY, amount INTEGER NOT NULL)")
+    world.query("INSERT INTO account VALUES ('x', 0), ('y', 0)")
+    world.query("CREATE TABLE heavy SELECT seq FROM seq_1_to_1000")
+    swallowed = []
+    # What comes after the deadlock is in a transaction of its own, or each in one of its own.
+    committed = world.kind.name == "mysqlclient"
+    expected = OutcomeUnknown if committed else RetryTransaction
+    with contextlib.closing(pymysql.connect(**mysql_login(world.url))) as other:
+        cursor = other.cursor()
+        # The server gives up the transaction that has changed fewer rows.
+        cursor.execute("UPDATE heavy SET seq = seq + 1")
+        cursor.execute("UPDATE account SET amount = 1 WHERE name = 'x'")
+
+        async def wait_for_y():
+            cursor.execute("UPDATE account SET amount = 1 WHERE name = 'y'")
+
+        async with world.engine() as idem:
+            with pytest.raises(expected, match="inside the block"):
+                async with world.work() as work, world.once(idem, work) as attempt:
+                    await work.run("UPDATE account SET amount = 2 WHERE name = 'y'")
+                    waiting = started(wait_for_y)
+                    try:
+                        await work.run("UPDATE account SET amount = 2 WHERE name = 'x'")
+                    except Exception as error:
+                        swallowed.append(error)
+                    await work.run("INSERT INTO ledger VALUES ('order-1', 1)")
+                    attempt.result = "paid"
+            waiting.result(PATIENCE)
+            other.commit()
+            assert len(swallowed) == 1
+            assert db_errors.must_retry(swallowed[0])
+            assert world.entries() == ["order-1"] * committed
+            assert await world.done(idem.peek("order-1")) is None
 
 
 @on(DRIVERS)
@@ -512,6 +577,7 @@ async def test_a_deadlock_at_the_very_end_of_a_block_becomes_the_typed_error(wor
 def test_a_number_in_an_error_of_the_application_is_no_deadlock():
     assert not db_errors.must_retry(KeyError(1213))
     assert db_errors.must_retry(pymysql.err.OperationalError(1213, "Deadlock found"))
+    assert db_errors.must_retry(pymysql.err.OperationalError(3101, "Plugin instructed to rollback"))
 
 
 def test_an_unknown_driver_under_django_is_refused_before_anything_is_entered(monkeypatch):

@@ -1,7 +1,7 @@
 """aio-pika: a callback that handles every message once.
 
     consumer = once(idem, handle, consumer="mailer")
-    await queue.consume(consumer)
+    await consumer.run(queue)
 
 aio-pika cancels a callback when its connection is lost. So each message is handled in a task of its
 own, which goes on to its end: the broker delivers the message again, and its record says that it is
@@ -13,29 +13,38 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import wraps
+from itertools import chain, repeat
 from typing import Any, Final, Literal, assert_never, cast
+from uuid import uuid4
 
 from semel.adapters.consuming import AsyncConsumer, AsyncRunning
 from semel.adapters.rabbitmq import (
+    EXCHANGE,
     NO_ID,
     Acknowledge,
     DeadLetter,
+    DelayQueue,
     DelayQueues,
     Delivery,
     Publish,
     RabbitRules,
+    Step,
+    Unwritable,
     check_async,
     check_handler,
+    check_size,
     stable_id,
     with_id,
 )
 from semel.aio import AsyncIdempotency
 from semel.core.optional import Needed
 from semel.core.policy import Policy
+from semel.engine.colours.tasks import finished
 from semel.errors import ConfigError
 from semel.events import logger
-from semel.messages import KeyOfMessage, PayloadOfMessage
+from semel.messages import STORE_PAUSE, KeyOfMessage, PayloadOfMessage, later
 
 with Needed("semel[aio-pika]", by=__name__):
     from aio_pika import Message
@@ -48,15 +57,19 @@ with Needed("semel[aio-pika]", by=__name__):
         DeliveryError,
         PublishError,
     )
+    from pamqp.frame import marshal
+    from pamqp.header import ContentHeader
 
 __all__ = ["AioPikaConsumer", "message", "once"]
 
 _NOT_TAKEN: Final = (DeliveryError, AMQPChannelError, ChannelInvalidStateError)
 """What aiormq raises when the broker did not take a message, though it is there."""
-_NOT_SENT: Final = (*_NOT_TAKEN, ValueError, TypeError)
-"""The same, and what it raises for headers that cannot be written as they were read."""
 _CANCELLING: Final = 2.0
 """Seconds to tell the broker that a consumer ends."""
+_LOOK: Final = 0.5
+"""Seconds between two looks at whether the broker still has the consumer."""
+_CONSUME_AGAIN: Final = (1.0, 2.0, 5.0, 10.0)
+"""Seconds between two tries to consume a queue that is not there; the last of them from then on."""
 
 
 def once(
@@ -75,14 +88,13 @@ def once(
 ) -> AioPikaConsumer:
     """Return a callback for `queue.consume` that calls `handle(message)` once for each message.
 
-    `consumer` names who handles the messages; it is `queue` unless given. `queue` is needed where
-    messages come through an exchange. `key` says which messages are the same, `missing` what
-    becomes of one without an id, `payload` what has to be equal. `policy` wins over that of the
-    engine (`idempotency`). `dead_letters` is True if the queue has a dead-letter exchange, or the
-    name of a queue for rejected messages. `delay_queues` is the type of the queues in which
-    messages wait. With
-    `transaction`, such as `Session.begin`, `handle(session, message)` and the record are one
-    commit.
+    `consumer` names who handles the messages; it is `queue` unless given. `queue` is where they
+    are, which no message tells; `run` knows it, too. `key` says which messages are the same,
+    `missing` what becomes of one without an id, `payload` what has to be equal. `policy` wins over
+    that of the engine (`idempotency`). `dead_letters` is True if the queue has a dead-letter
+    exchange, or the name of a queue for rejected messages. `delay_queues` is the type of the queues
+    in which messages wait. With `transaction`, such as `Session.begin`, `handle(session, message)`
+    and the record are one commit.
 
     Examples:
         >>> async def handle(message):
@@ -98,7 +110,11 @@ def once(
     }  # fmt: skip
     check_async(handle)
     handled = AsyncConsumer(
-        idempotency, handle, options, default_consumer=rules.consumer, transaction=transaction
+        idempotency,
+        _failing_if_cancelled(handle) if callable(handle) else handle,
+        options,
+        default_consumer=rules.consumer,
+        transaction=transaction,
     )
     check_handler(handle, in_transaction=transaction is not None)
     return AioPikaConsumer(handled, rules)
@@ -135,7 +151,7 @@ class AioPikaConsumer:
         self._publishers: dict[AbstractConnection, _Publisher] = {}
         self._stop = asyncio.Event()
         self._draining = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     async def __call__(self, message: AbstractIncomingMessage) -> None:
         """Take a message; aio-pika calls this."""
@@ -146,22 +162,36 @@ class AioPikaConsumer:
     async def _handle(self, message: AbstractIncomingMessage) -> None:
         try:
             delivery = self._received(message)
-            given = delivery.message(message.body, message)
-            verdict = await self._handled.handle(given, given)
-            step = self._rules.step(verdict, delivery)
+            step = await self._step(message, delivery)
         except asyncio.CancelledError:
             await self._settle(_give_back(message))
             raise
-        except Exception as error:  # noqa: BLE001 - the consumer stops with it
+        except GeneratorExit:  # the event loop is gone, and with it the connection
+            raise
+        except BaseException as error:  # noqa: BLE001 - the consumer stops with it
             await self._stop_with(error, message)
             return
+        await self._settle(self._carry_out(step, message))
+
+    async def _step(self, message: AbstractIncomingMessage, delivery: Delivery) -> Step:
+        given = delivery.message(message.body, message)
+        try:
+            verdict = await self._handled.handle(given, given)
+        except asyncio.CancelledError:
+            if _cancelled():
+                raise
+            # Of a client of the store, or of the database.
+            verdict = later(STORE_PAUSE, "something that it waited for was canceled")
+        return self._rules.step(verdict, delivery)
+
+    async def _carry_out(self, step: Step, message: AbstractIncomingMessage) -> None:
         match step:
             case Acknowledge():
-                await self._settle(_acknowledge(message))
+                await _acknowledge(message)
             case DeadLetter():
-                await self._settle(_dead_letter(message))
+                await _dead_letter(message)
             case Publish():
-                await self._settle(self._publish(message, step))
+                await self._publish(message, step)
             case _:
                 assert_never(step)
 
@@ -181,6 +211,7 @@ class AioPikaConsumer:
         )
         if delivery.delayed:
             given.headers, given.message_id = dict(delivery.headers), delivery.id
+            given.exchange, given.routing_key = delivery.exchange, delivery.routing_key
             if delivery.expiration is not None:
                 given.expiration = int(delivery.expiration) / 1000  # seconds, as aio-pika has it
         return delivery
@@ -194,17 +225,17 @@ class AioPikaConsumer:
 
     async def _publish(self, message: AbstractIncomingMessage, publish: Publish) -> None:
         publisher = self._publisher(message.channel.connection)
-        following: Publish | None = publish
-        while following is not None:
-            try:
-                await publisher.publish(message, following)
-            except _NOT_SENT as error:
-                returned = isinstance(error, PublishError)
-                self._rules.log_unpublished(following, error, returned=returned)
-                following = following.otherwise
-            else:
-                await _acknowledge(message)
-                return
+        following: Step | None
+        try:
+            await publisher.publish(message, publish)
+        except (*_NOT_TAKEN, Unwritable) as error:
+            returned = isinstance(error, PublishError)
+            following = self._rules.instead(publish, error, returned=returned)
+        else:
+            following = Acknowledge()
+        if following is not None:
+            await self._carry_out(following, message)
+            return
         asyncio.get_running_loop().call_later(
             publish.seconds, lambda: self._running.start(self._settle(_give_back(message)))
         )
@@ -213,12 +244,12 @@ class AioPikaConsumer:
         found = self._publishers.get(connection)
         if found is None:
             still_open = {each: its for each, its in self._publishers.items() if each.is_opened}
-            self._publishers = {**still_open, connection: (found := _Publisher())}
+            self._publishers = {**still_open, connection: (found := _Publisher(connection))}
         return found
 
     # --- the end ------------------------------------------------------------------------------
 
-    async def _stop_with(self, error: Exception, message: AbstractIncomingMessage) -> None:
+    async def _stop_with(self, error: BaseException, message: AbstractIncomingMessage) -> None:
         """End the consumer: the program is wrong, and no message is acknowledged any more."""
         logger.error(
             "a consumer stops, and acknowledges nothing more [consumer=%s]",
@@ -244,29 +275,76 @@ class AioPikaConsumer:
 
         Those that are handled get `grace` seconds to end; False = some did not. Raises what stops
         the consumer, and `ConnectionError` when the channel is closed, which a robust one is only
-        by its own `close`.
+        by its own `close`. If RabbitMQ ends the consumer, because the queue was deleted, it
+        consumes again when there is a queue of this name.
         """
         if self._error is not None:
             raise self._error
-        if self._rules.queue is None:
-            self._rules.queue = queue.name
+        if self._rules.queue not in {None, queue.name}:
+            raise ConfigError(
+                f"this consumer handles the queue {self._rules.queue}, not {queue.name}: make "
+                "another one with once()"
+            )
+        self._rules.queue = queue.name
         with _received(signals, self.stop):
-            tag = await queue.consume(self)
-            stopped = asyncio.ensure_future(self._stop.wait())
-            closed = asyncio.ensure_future(queue.channel.closed())
-            try:
-                await asyncio.wait((stopped, closed), return_when=asyncio.FIRST_COMPLETED)
-                lost = closed.done()
-            finally:
-                stopped.cancel()
-                closed.cancel()
-        self._draining = True
-        if not lost:
-            await self._settle(_cancel(queue, tag))
+            lost = await self._consume(queue)
         ended = await self.drain(grace=grace)
         if lost:
             raise ConnectionError(f"the channel of the queue {queue.name} was closed")
         return ended
+
+    async def _consume(self, queue: AbstractQueue) -> bool:
+        """Consume a queue until `stop`; True if the channel was closed before.
+
+        If the broker ends the consumer, because the queue was deleted, consume again when there is
+        such a queue. A robust connection may be quicker, and does not know every queue.
+        """
+        tag, pauses, bound = _new_tag(), None, None
+        waiting = [asyncio.ensure_future(each) for each in (self._stop.wait(), _closed(queue))]
+        try:
+            await self._begin(queue, tag)
+            while True:
+                pause = _LOOK if pauses is None else next(pauses)
+                await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                stopped, closed = (each.done() for each in waiting)
+                if stopped or closed:
+                    self._draining = True
+                    return closed
+                channel = await _channel_of(queue)
+                if channel is None or tag in channel.consumers:
+                    pauses = None
+                    if channel is not bound and channel is not None:
+                        # The connection has restored its consumers, and perhaps the queue itself.
+                        bound = channel
+                        await self._settle(self._bind_again(channel, queue))
+                elif pauses is None:
+                    logger.warning(
+                        "RabbitMQ ended a consumer; consuming again when there is a queue %s "
+                        "[consumer=%s]",
+                        queue.name,
+                        self._handled.rules.consumer,
+                    )
+                    pauses = chain(_CONSUME_AGAIN, repeat(_CONSUME_AGAIN[-1]))
+                elif await _is_there(channel.connection, queue.name):
+                    await self._settle(_cancel(queue, tag))
+                    tag = _new_tag()
+                    with suppress(*CONNECTION_EXCEPTIONS):  # else the next look tries again
+                        await self._begin(queue, tag)
+                        pauses = None
+        finally:
+            # Also if this is canceled: a consumer that is left on goes on handling.
+            for each in waiting:
+                each.cancel()
+            if not queue.channel.is_closed:
+                await self._settle(_cancel(queue, tag))
+
+    async def _begin(self, queue: AbstractQueue, tag: str) -> None:
+        await queue.consume(self, consumer_tag=tag)
+        channel = await queue.channel.get_underlay_channel()
+        await self._settle(self._bind_again(channel, queue))
+
+    async def _bind_again(self, channel: Any, queue: AbstractQueue) -> None:
+        await self._publisher(channel.connection).bind_again(queue.name)
 
     async def drain(self, *, grace: float = 30.0) -> bool:
         """Take no new message, and wait for those that are handled; cancel the consumer before.
@@ -310,14 +388,69 @@ async def _cancel_consumer(message: AbstractIncomingMessage) -> None:
 
 
 async def _cancel(queue: AbstractQueue, tag: str) -> None:
-    # A robust channel waits for a broker that is away, as long as it takes.
-    await asyncio.wait_for(queue.cancel(tag), _CANCELLING)
+    # A robust channel waits for a broker that is down, as long as it takes.
+    async with asyncio.timeout(_CANCELLING):
+        await queue.cancel(tag)
+
+
+def _new_tag() -> str:
+    return f"semel-{uuid4().hex}"
+
+
+async def _closed(queue: AbstractQueue) -> None:
+    await queue.channel.closed()
+
+
+async def _channel_of(queue: AbstractQueue) -> Any:
+    """Return the channel beneath that of a queue; None while a robust one connects again."""
+    with suppress(*CONNECTION_EXCEPTIONS):
+        async with asyncio.timeout(_LOOK):
+            return await queue.channel.get_underlay_channel()
+    return None
+
+
+async def _is_there(connection: AbstractConnection, queue: str) -> bool:
+    """Ask for a queue, on a channel of its own: the broker closes it if there is none."""
+    with suppress(*CONNECTION_EXCEPTIONS):
+        async with asyncio.timeout(_CANCELLING):
+            channel = await connection.channel(publisher_confirms=False)
+            await channel.queue_declare(queue, passive=True)
+            await channel.close()
+            return True
+    return False
+
+
+def _failing_if_cancelled(
+    handle: Callable[..., Awaitable[object]],
+) -> Callable[..., Awaitable[object]]:
+    """Turn a cancellation that came from inside a handler into a failure of it."""
+
+    @wraps(handle)
+    async def handler(*args: Any) -> object:
+        try:
+            return await finished(handle(*args))
+        except asyncio.CancelledError as error:
+            if _cancelled():
+                raise
+            raise RuntimeError(
+                "the handler raised CancelledError, and its task was not canceled: something that "
+                "it waited for was"
+            ) from error
+
+    return handler
+
+
+def _cancelled() -> bool:
+    """Return whether the task that runs this was canceled itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _Publisher:
     """A channel of its own on a consumer's connection, with confirmations."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: AbstractConnection) -> None:
+        self._connection = connection
         self._channel: AbstractChannel | None = None
         self._declared: set[str] = set()
         self._lock = asyncio.Lock()
@@ -335,29 +468,55 @@ class _Publisher:
 
     async def _publish(self, message: AbstractIncomingMessage, publish: Publish) -> None:
         properties = message.properties
-        properties.headers, properties.expiration = dict(publish.headers), None
+        properties.headers, properties.expiration = _writable(publish.headers), None
         properties.user_id, properties.message_id = None, message.message_id or NO_ID
-        channel = await self._opened(message.channel.connection)
-        await self._declare(channel, publish)
+        channel = await self._opened()
+        header = ContentHeader(body_size=len(message.body), properties=properties)
+        frame_max = self._connection.connection_tune.frame_max
+        check_size(lambda: marshal(header, channel.number), frame_max)
+        if publish.delay is not None:
+            await self._declare(channel, publish.delay)
         await channel.basic_publish(
             message.body, exchange=publish.exchange, routing_key=publish.routing_key,
             properties=properties, mandatory=True,
         )  # fmt: skip
 
-    async def _opened(self, connection: AbstractConnection) -> AbstractChannel:
+    async def _opened(self) -> AbstractChannel:
         if self._channel is None or self._channel.is_closed:
             self._declared.clear()
-            self._channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+            self._channel = await self._connection.channel(
+                publisher_confirms=True, on_return_raises=True
+            )
         return self._channel
 
-    async def _declare(self, channel: AbstractChannel, publish: Publish) -> None:
-        delay = publish.delay
-        if delay is None or delay.name in self._declared:
-            return
-        await channel.exchange_declare(delay.name, exchange_type="fanout", durable=True)
-        await channel.queue_declare(delay.name, durable=True, arguments=dict(delay.arguments))
-        await channel.queue_bind(delay.name, delay.name)
-        self._declared.add(delay.name)
+    async def _declare(self, channel: AbstractChannel, delay: DelayQueue) -> None:
+        if delay.name not in self._declared:
+            await channel.exchange_declare(EXCHANGE, exchange_type="direct", durable=True)
+            await channel.queue_declare(delay.name, durable=True, arguments=dict(delay.arguments))
+            await channel.queue_bind(delay.name, EXCHANGE, delay.name)
+            self._declared.add(delay.name)
+        # Each time: a queue that was deleted and declared again is not bound.
+        await channel.queue_bind(delay.target, EXCHANGE, delay.target)
+
+    async def bind_again(self, queue: str) -> None:
+        """Let delayed messages come back to a queue that was deleted and declared again."""
+        async with self._lock:
+            with suppress(*_NOT_TAKEN):  # nothing was ever delayed, or there is no such queue
+                channel = await self._opened()
+                await channel.exchange_declare(EXCHANGE, passive=True)
+                await channel.queue_bind(queue, EXCHANGE, queue)
+
+
+def _writable(value: Any) -> Any:
+    """Return a header as aiormq can write it: it reads a text that is no UTF-8 as bytes."""
+    match value:
+        case bytes():
+            return bytearray(value)
+        case Mapping():
+            return {name: _writable(each) for name, each in value.items()}
+        case list():
+            return [_writable(each) for each in value]
+    return value
 
 
 @contextmanager

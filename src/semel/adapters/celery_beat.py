@@ -3,7 +3,7 @@
     celery -A shop beat -S semel.adapters.celery_beat:OnceScheduler
 
 The key is the name of the entry and the time at which it was due:
-`report@2026-11-17T03:00:00+01:00`.
+`report@2026-11-17T02:00:00Z`.
 The id of the task is made from the same two, so that a task that was sent twice after all, because
 a beat died between sending and saying so, is one task for its workers too.
 
@@ -15,7 +15,7 @@ when beat starts, and so are solar schedules.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 from uuid import UUID, uuid5
@@ -25,7 +25,7 @@ from msgspec import UNSET
 from semel.core.keys import MAX_KEY_LENGTH
 from semel.core.optional import Needed
 from semel.core.policy import Duration, Policy, seconds
-from semel.core.schedules import EPOCH, rules_of_slot
+from semel.core.schedules import EPOCH, in_utc, rules_of_slot
 from semel.default import default_engine
 from semel.engine._sync.once_per import run_unless_taken
 from semel.errors import ConfigError
@@ -192,8 +192,11 @@ def check(entry: Any) -> None:
 
 
 def key_of(name: str, due: datetime) -> str:
-    """Return the key of an entry that is due at this time."""
-    return f"{quote(name, safe='/:')}@{due.isoformat()}"
+    """Return the key of an entry that is due at this time, the same in every time zone."""
+    wall = due.replace(tzinfo=None)
+    exists = due.astimezone(UTC).astimezone(due.tzinfo).replace(tzinfo=None) == wall
+    # In UTC, a time that the clocks leave out would have the name of a later one.
+    return f"{quote(name, safe='/:')}@{in_utc(due) if exists else wall.isoformat()}"
 
 
 def latest_due(timing: Any, now: datetime) -> datetime:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
 from semel.core.optional import Needed
 from semel.events import logger
-from semel.messages import JITTER, LONGEST
+from semel.messages import JITTER, LONGEST, described
 
 with Needed("semel[celery]", by=__name__):
-    from celery.exceptions import Reject, TimeLimitExceeded
+    from celery.exceptions import InvalidTaskError, Reject, TimeLimitExceeded
     from celery.utils.imports import symbol_by_name
 
 DEFAULTS: Final = {"acks_late": True, "reject_on_worker_lost": True, "acks_on_timeout": False}
@@ -43,7 +44,15 @@ class DeliveredAgain:
     id: str
 
     def __init__(self, message: Any, **options: Any) -> None:
-        super().__init__(message, **options)  # type: ignore[call-arg]  # of Request
+        try:
+            super().__init__(message, **options)  # type: ignore[call-arg]  # of Request
+            if not options.get("decoded"):
+                _check_body(message.payload)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            if not _raised_by_a_reader(error):
+                raise  # the program is wrong: an own Request class, or another version of Celery
+            # The message is wrong: Celery rejects it. With any other error the worker would end.
+            raise InvalidTaskError(f"a message cannot be read: {described(error)}") from error
         # Not every broker has it among the properties, and a message may have to be sent again.
         request: dict[str, Any] = self.request_dict  # type: ignore[attr-defined]  # of Request
         request["properties"] = {**request["properties"], "content_type": message.content_type}
@@ -82,6 +91,27 @@ class DeliveredAgain:
 def request_class(base: Any) -> type[Any]:
     """Make the `Request` of an idempotent task from the one that the task has."""
     return _request_class(symbol_by_name(base))
+
+
+_READERS: Final = ("celery", "kombu")
+
+
+def _raised_by_a_reader(error: BaseException) -> bool:
+    """Whether an error came from inside the code that reads a message."""
+    *_, (where, _line) = traceback.walk_tb(error.__traceback__)
+    package = where.f_globals.get("__name__", "").partition(".")[0]
+    return package in _READERS or where.f_code is _check_body.__code__
+
+
+def _check_body(payload: Any) -> None:
+    args, kwargs, options = payload
+    if not (
+        isinstance(args, Sequence)
+        and not isinstance(args, str | bytes)
+        and isinstance(kwargs, Mapping)
+        and isinstance(options, Mapping | None)
+    ):
+        raise TypeError("its body is not a list of arguments, keyword arguments and options")
 
 
 @cache

@@ -1,6 +1,6 @@
 """pika: a callback that handles every message once.
 
-    consumer = once(idem, handle, consumer="mailer", queue="orders")
+    consumer = once(idem, handle, queue="orders", consumer="mailer")
     channel.basic_qos(prefetch_count=10)
     channel.basic_consume("orders", consumer)
     consumer.run(channel)
@@ -20,20 +20,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, Final, Literal, NamedTuple, assert_never
+from typing import Any, Final, Literal, NamedTuple, assert_never, cast
 
 from msgspec import Struct
 
 from semel.adapters._sync.consuming import Consumer
 from semel.adapters.rabbitmq import (
+    EXCHANGE,
     Acknowledge,
     DeadLetter,
+    DelayQueue,
     DelayQueues,
     Delivery,
     Publish,
     RabbitRules,
+    Step,
+    Unwritable,
     check_handler,
     check_not_async,
+    check_size,
     stable_id,
     with_id,
 )
@@ -53,6 +58,7 @@ with Needed("semel[pika]", by=__name__):
         ConnectionWrongStateError,
         UnroutableError,
     )
+    from pika.frame import Header, Method
     from pika.spec import Basic, BasicProperties
 
 __all__ = ["PikaConsumer", "Received", "once", "properties"]
@@ -76,8 +82,8 @@ def once(
     idempotency: Idempotency,
     handle: Callable[..., object],
     *,
+    queue: str,
     consumer: str | None = None,
-    queue: str | None = None,
     key: KeyOfMessage | None = None,
     missing: Literal["reject", "digest"] = "reject",
     payload: PayloadOfMessage | None = None,
@@ -89,8 +95,8 @@ def once(
 ) -> PikaConsumer:
     """Return a callback for `basic_consume` that calls `handle(message)` once for each message.
 
-    `consumer` names who handles the messages; it is `queue` unless given. `queue` is needed where
-    messages come through an exchange. `key` says which messages are the same, `missing` what
+    `queue` is where the messages are, which no message tells. `consumer` names who handles them; it
+    is `queue` unless given. `key` says which messages are the same, `missing` what
     becomes of one without an id, `payload` what has to be equal. `policy` wins over that of the
     engine (`idempotency`). `dead_letters` is True if the queue has a dead-letter exchange, or the
     name of a queue for rejected messages. `delay_queues` is the type of the queues in which
@@ -99,8 +105,10 @@ def once(
     commit. `threads` is how many messages are handled at the same time.
 
     Examples:
-        >>> callback = once(idem, print, consumer="mailer", dead_letters="orders.dead")
+        >>> callback = once(idem, print, queue="orders", dead_letters="orders.dead")
     """
+    if not isinstance(queue, str):
+        raise ConfigError("queue= is needed: the queue that the messages are in")
     rules = RabbitRules(
         consumer=consumer, queue=queue, dead_letters=dead_letters, delay_queues=delay_queues
     )
@@ -206,6 +214,7 @@ class PikaConsumer:
         if delivery.delayed:
             properties.headers, properties.message_id = delivery.headers, delivery.id
             properties.expiration = delivery.expiration
+            method.exchange, method.routing_key = delivery.exchange, delivery.routing_key
         work = _Work(channel, Received(method, properties, body), delivery, threading.Lock())
         self._works.add(work)
         self._threads.submit(self._handle, work)
@@ -233,32 +242,33 @@ class PikaConsumer:
         if isinstance(ended, BaseException):
             raise ended
         with suppress(ChannelWrongStateError):  # closed: the broker delivers it again
-            step = self._rules.step(ended, work.delivery)
-            match step:
-                case Acknowledge():
-                    work.acknowledge()
-                case DeadLetter():
-                    work.reject(requeue=False)
-                case Publish():
-                    self._publish(work, step)
-                case _:
-                    assert_never(step)
+            self._carry_out(self._rules.step(ended, work.delivery), work)
+
+    def _carry_out(self, step: Step, work: _Work) -> None:
+        match step:
+            case Acknowledge():
+                work.acknowledge()
+            case DeadLetter():
+                work.reject(requeue=False)
+            case Publish():
+                self._publish(work, step)
+            case _:
+                assert_never(step)
 
     def _publish(self, work: _Work, publish: Publish) -> None:
         connection = work.channel.connection
-        publisher = self._publisher(connection)
-        following: Publish | None = publish
-        while following is not None:
-            try:
-                publisher.publish(connection, work.received, following)
-            except (AMQPChannelError, ValueError, TypeError) as error:
-                returned = isinstance(error, UnroutableError)
-                self._rules.log_unpublished(following, error, returned=returned)
-                following = following.otherwise
-            else:
-                work.acknowledge()
-                return
-        connection.call_later(publish.seconds, work.give_back)
+        following: Step | None
+        try:
+            self._publisher(connection).publish(connection, work.received, publish)
+        except (AMQPChannelError, Unwritable) as error:
+            returned = isinstance(error, UnroutableError)
+            following = self._rules.instead(publish, error, returned=returned)
+        else:
+            following = Acknowledge()
+        if following is None:
+            connection.call_later(publish.seconds, work.give_back)
+        else:
+            self._carry_out(following, work)
 
     def _publisher(self, connection: BlockingConnection) -> _Publisher:
         found = self._publishers.get(connection)
@@ -283,9 +293,10 @@ class PikaConsumer:
         """Consume from `channel` until `stop` or one of these `signals`; then `drain`.
 
         `channel` may be a function that connects and returns a channel that consumes: it is called
-        again when the connection is lost. Those that are handled get `grace` seconds to end; False
-        = some did not. Raises what stops the consumer. Signals are received in the main thread
-        only: give none elsewhere.
+        again when the connection is lost, or when RabbitMQ ends the consumer, as it does when a
+        queue is deleted. Those that are handled get `grace` seconds to end; False = some did not.
+        Raises what stops the consumer, for a plain channel also a `ConnectionError` when RabbitMQ
+        ends it. Signals are received in the main thread only: give none elsewhere.
         """
         if isinstance(channel, BlockingChannel):
             with _received(signals, self.stop):
@@ -306,7 +317,8 @@ class PikaConsumer:
                     return self.drain(channel, grace=grace)
             except (AMQPError, OSError) as error:
                 logger.warning(
-                    "the connection to RabbitMQ is lost or was not made: %s [consumer=%s]",
+                    "the connection to RabbitMQ is lost or was not made; connecting again: %s "
+                    "[consumer=%s]",
                     error or type(error).__name__,
                     self._handled.rules.consumer,
                 )
@@ -317,6 +329,10 @@ class PikaConsumer:
         return self._wait_for_end(grace, time.sleep)
 
     def _consume(self, channel: BlockingChannel) -> None:
+        channel.add_on_cancel_callback(_consumer_cancelled)
+        self._publisher(channel.connection).bind_again(
+            channel.connection, cast("str", self._rules.queue)
+        )
         self._look(channel)
         channel.start_consuming()
 
@@ -379,7 +395,11 @@ class _Publisher:
         sent = BasicProperties(**vars(received.properties))
         sent.headers, sent.expiration, sent.user_id = dict(publish.headers), None, None
         channel = self._opened(connection)
-        self._declare(channel, publish)
+        header = Header(channel.channel_number, len(received.body), sent)
+        # What was agreed with the broker is not public.
+        check_size(header.marshal, cast("Any", connection)._impl.params.frame_max)  # noqa: SLF001
+        if publish.delay is not None:
+            self._declare(channel, publish.delay)
         channel.basic_publish(
             publish.exchange, publish.routing_key, received.body, sent, mandatory=True
         )
@@ -391,14 +411,28 @@ class _Publisher:
             self._channel.confirm_delivery()
         return self._channel
 
-    def _declare(self, channel: BlockingChannel, publish: Publish) -> None:
-        delay = publish.delay
-        if delay is None or delay.name in self._declared:
-            return
-        channel.exchange_declare(delay.name, "fanout", durable=True)
-        channel.queue_declare(delay.name, durable=True, arguments=dict(delay.arguments))
-        channel.queue_bind(delay.name, delay.name)
-        self._declared.add(delay.name)
+    def _declare(self, channel: BlockingChannel, delay: DelayQueue) -> None:
+        if delay.name not in self._declared:
+            channel.exchange_declare(EXCHANGE, "direct", durable=True)
+            channel.queue_declare(delay.name, durable=True, arguments=dict(delay.arguments))
+            channel.queue_bind(delay.name, EXCHANGE, delay.name)
+            self._declared.add(delay.name)
+        # Each time: a queue that was deleted and declared again is not bound.
+        channel.queue_bind(delay.target, EXCHANGE, delay.target)
+
+    def bind_again(self, connection: BlockingConnection, queue: str) -> None:
+        """Let delayed messages come back to a queue that was deleted and declared again."""
+        with suppress(AMQPChannelError):  # nothing was ever delayed, or there is no such queue
+            channel = self._opened(connection)
+            channel.exchange_declare(EXCHANGE, passive=True)
+            channel.queue_bind(queue, EXCHANGE, queue)
+
+
+def _consumer_cancelled(frame: Method[Basic.Cancel]) -> None:
+    """End what pika waits for; without this, it waits for the channel's other consumers."""
+    raise ConnectionError(
+        f"RabbitMQ ended the consumer {frame.method.consumer_tag}: was its queue deleted?"
+    )
 
 
 @contextmanager

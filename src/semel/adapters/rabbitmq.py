@@ -4,15 +4,16 @@
     Later    publish the message to a delay queue, wait for the confirmation, acknowledge
     Reject   to the dead letters; without any, it stays and is delivered again
 
-A delay queue keeps messages for one of the `STEPS`. Then RabbitMQ moves them to the default
-exchange, with the routing key that they came with: the name of their queue. A message is published
-before it is acknowledged, so a crash between the two delivers it twice, and its record tells.
+A delay queue keeps the messages of one queue for one of the `STEPS`. Then RabbitMQ moves them back
+through `EXCHANGE`, which only consumers may write to. A message is published before it is
+acknowledged, so a crash between the two delivers it twice, and its record tells.
 
 This module decides, and writes the log. It never talks to a broker.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +25,17 @@ from msgspec import Meta, Struct
 from semel.core.attempts import current_attempt
 from semel.errors import ConfigError
 from semel.events import logger
-from semel.messages import HEADER, LONGEST, Ack, Fail, Later, Message, Reject, Verdict
+from semel.messages import (
+    HEADER,
+    LONGEST,
+    Ack,
+    Fail,
+    Later,
+    Message,
+    Reject,
+    Verdict,
+    described,
+)
 
 DelayQueues: TypeAlias = Literal["quorum", "classic"]
 
@@ -32,15 +43,22 @@ STEPS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 300)
 """Seconds after which a message may be delivered again; others are rounded up to the next."""
 
 DELAY: Final = "semel.later."
-"""How the names of the delay queues begin, and those of their exchanges."""
+"""How the names of the delay queues begin, and that of their exchange."""
+
+EXCHANGE: Final = f"{DELAY}exchange"
+"""The direct exchange by which a message gets into a delay queue, and back from it."""
 
 KEPT: Final = "semel-kept"
-"""The header of a message that was published again: what the broker would not take a second time.
+"""The header of a message that was published again: what would be lost or do harm otherwise.
 
-This is the expiration, which would end the delay; `CC`, which would send copies; and
-`x-death`, for which RabbitMQ may take the message for one that goes in circles, and drop it. The
-user is not kept: RabbitMQ has checked who sent a message, and nobody can check a header.
+This is where it was published first: its exchange and its routing key; the expiration, which would
+end the delay; `CC`, which would send copies; and `x-death`, for which RabbitMQ may take the message
+for one that goes in circles, and drop it. The user is not kept: RabbitMQ has checked who sent a
+message, and nobody can check a header.
 """
+
+_LONGEST_NAME: Final = 255
+"""Bytes of the name of a queue."""
 
 NO_ID: Final = "semel:none"
 """The id on the wire of a message that has none: aio-pika would make one up."""
@@ -68,6 +86,8 @@ class Delivery(Struct, eq=False):
     """A message from RabbitMQ, as its producer wrote it, however often it was delayed."""
 
     queue: str
+    exchange: str
+    routing_key: str
     id: str | None
     headers: Mapping[str, Any]
     expiration: str | None
@@ -83,9 +103,13 @@ class Delivery(Struct, eq=False):
 
 
 class DelayQueue(Struct, frozen=True):
-    """A queue that keeps messages for some seconds, and a fanout exchange of the same name."""
+    """A queue that keeps messages of the queue `target` for some seconds, and moves them back.
+
+    Both are bound to `EXCHANGE` by their names.
+    """
 
     name: str
+    target: str
     arguments: Mapping[str, Any]
 
 
@@ -100,8 +124,8 @@ class DeadLetter(Struct, frozen=True):
 class Publish(Struct, frozen=True):
     """Publish the message, mandatory, and acknowledge it when the broker has confirmed that.
 
-    If the broker refuses, do what comes next in its stead. None = keep it for `seconds`, and give
-    it back.
+    If the broker refuses, or the message is `Unwritable`, do what comes next in its stead. None =
+    keep it for `seconds`, and give it back.
     """
 
     exchange: str
@@ -109,10 +133,26 @@ class Publish(Struct, frozen=True):
     headers: Mapping[str, Any]
     delay: DelayQueue | None
     seconds: float
-    otherwise: Publish | None = None
+    if_rejected: Publish | None = None
+    if_unwritable: DeadLetter | Publish | None = None
 
 
 Step: TypeAlias = Acknowledge | DeadLetter | Publish
+
+
+class Unwritable(Exception):
+    """The properties of a message cannot be written, or do not fit into one frame."""
+
+
+def check_size(marshal: Callable[[], bytes], frame_max: int) -> None:
+    """Raise `Unwritable` for properties on which the broker would close the connection."""
+    try:
+        size = len(marshal())
+    except Exception as error:  # what a producer wrote may be read, and not be written again
+        raise Unwritable(described(error)) from error
+    if size > frame_max > 0:
+        raise Unwritable(f"its properties take {size} bytes, and a frame has {frame_max}")
+
 
 ACKNOWLEDGE: Final = Acknowledge()
 DEAD_LETTER: Final = DeadLetter()
@@ -162,23 +202,28 @@ class RabbitRules:
         expiration: str | None,
     ) -> Delivery:
         """Take a message as the broker sent it; what was kept is where it was before."""
+        queue = self.queue
+        if queue is None:
+            raise ConfigError(
+                "a message does not tell which queue it was in, which is needed to deliver it "
+                "again: say once(..., queue=...), or use run(), which knows it"
+            )
         given = {} if headers is None else headers
-        queue = self._queue_of(exchange, routing_key, given)
         found = None if message_id == NO_ID else message_id
-        kept = _kept(given.get(KEPT))
-        if kept is None:
-            return Delivery(queue, found, given, expiration)
-        headers = _restored(given, kept.headers)
-        return Delivery(queue, found, headers, kept.expiration, delayed=True, told=kept.told)
-
-    def _queue_of(self, exchange: str, routing_key: str, headers: Mapping[str, Any]) -> str:
-        if self.queue is not None:
-            return self.queue
-        if exchange == "" and _COPIES not in headers:
-            return routing_key  # the default exchange: its routing keys are the queues' names
-        raise ConfigError(
-            f"a message came through the exchange {exchange!r}, and does not tell which queue it "
-            "was in, which is needed to deliver it again: say once(..., queue=...)"
+        if not _was_delayed(exchange, given.get(_DEATHS)):
+            # Whoever wrote it: else it would be ours after a delay.
+            own = {name: value for name, value in given.items() if name != KEPT}
+            return Delivery(queue, exchange, routing_key, found, own, expiration)
+        kept = _kept(given.get(KEPT, {}))
+        return Delivery(
+            queue,
+            kept.exchange,
+            queue if kept.routing_key is None else kept.routing_key,
+            found,
+            _restored(given, kept.headers),
+            kept.expiration,
+            delayed=True,
+            told=kept.told,
         )
 
     def step(self, verdict: Verdict, delivery: Delivery) -> Step:
@@ -225,23 +270,50 @@ class RabbitRules:
             QUEUE: delivery.queue,
         }
         stays = self._delayed(delivery, LONGEST)
-        return Publish("", str(target), headers, None, LONGEST, otherwise=stays)
+        bare = self._bare(delivery, LONGEST)
+        return Publish("", str(target), headers, None, LONGEST, stays, bare)
 
     def _delayed(self, delivery: Delivery, seconds: float) -> Publish:
-        delay = delay_queue(seconds, self._kind)
-        return Publish(delay.name, delivery.queue, _again(delivery), delay, seconds)
+        delay = delay_queue(delivery.queue, seconds, self._kind)
+        headers, bare = _again(delivery), self._bare(delivery, seconds)
+        return Publish(EXCHANGE, delay.name, headers, delay, seconds, if_unwritable=bare)
+
+    def _bare(self, delivery: Delivery, seconds: float) -> DeadLetter | Publish | None:
+        """Say how to reject a message that cannot be written with what semel adds to it."""
+        target = self.dead_letters
+        if not isinstance(target, str):
+            return DEAD_LETTER if target else None
+        # Nor with what its producer wrote: the rest of it is still there for a person to see.
+        naked = Publish("", target, {QUEUE: delivery.queue}, None, seconds)
+        return Publish("", target, _as_sent(delivery), None, seconds, if_unwritable=naked)
 
     def _log(self, what: str, reason: str, delivery: Delivery) -> None:
         logger.error("%s: %s [consumer=%s queue=%s]", what, reason, self.consumer, delivery.queue)
 
-    def log_unpublished(self, publish: Publish, error: Exception, *, returned: bool) -> None:
-        """Write to the log that the broker did not take a message, or found no queue for it."""
-        then = (
-            f"it stays with this consumer, and goes back to its queue after {publish.seconds:g} s"
-            if publish.otherwise is None
-            else "it is delivered again after 300 s"
-        )
-        if returned and publish.delay is None:
+    def instead(
+        self, publish: Publish, error: Exception, *, returned: bool
+    ) -> DeadLetter | Publish | None:
+        """Say what to do with a message that was not published, and write it to the log.
+
+        `returned` says that the broker found no queue for it.
+        """
+        unwritable = isinstance(error, Unwritable)
+        step = publish.if_unwritable if unwritable else publish.if_rejected
+        if step is None:
+            seconds = publish.seconds
+            then = f"it stays with this consumer, and goes back to its queue after {seconds:g} s"
+        elif isinstance(step, Publish) and step.delay is not None:
+            then = "it is delivered again after 300 s"
+        else:
+            then = "it goes to the dead letters with fewer headers"
+        if unwritable:
+            logger.error(
+                "a message cannot be published again, so %s: %s [consumer=%s]",
+                then,
+                error,
+                self.consumer,
+            )
+        elif returned and publish.delay is None:
             logger.error(
                 "there is no queue %s: declare it. RabbitMQ returned a message for it, so %s "
                 "[consumer=%s]",
@@ -249,16 +321,17 @@ class RabbitRules:
                 then,
                 self.consumer,
             )
-            return
-        logger.error(
-            "RabbitMQ did not take a message for %s, so %s. May this user configure and write "
-            "it? (%s: %s) [consumer=%s]",
-            publish.exchange or publish.routing_key,
-            then,
-            type(error).__name__,
-            error,
-            self.consumer,
-        )
+        else:
+            logger.error(
+                "RabbitMQ did not take a message for %s, so %s. May this user configure and write "
+                "it? (%s: %s) [consumer=%s]",
+                publish.routing_key,
+                then,
+                type(error).__name__,
+                error,
+                self.consumer,
+            )
+        return step
 
 
 def check_async(handle: object) -> None:
@@ -316,10 +389,14 @@ def check_handler(handle: Callable[..., object], *, in_transaction: bool) -> Non
         return  # a function in C that does not tell its parameters
 
 
-def delay_queue(seconds: float, kind: DelayQueues = "quorum") -> DelayQueue:
-    """Return the queue for this delay: that of the next step, or of the longest."""
+def delay_queue(target: str, seconds: float, kind: DelayQueues = "quorum") -> DelayQueue:
+    """Return the delay queue of a queue for these seconds: the next step, or the longest."""
     step = next((step for step in STEPS if step >= seconds), STEPS[-1])
-    arguments: dict[str, Any] = {"x-message-ttl": step * 1000, "x-dead-letter-exchange": ""}
+    arguments: dict[str, Any] = {
+        "x-message-ttl": step * 1000,
+        "x-dead-letter-exchange": EXCHANGE,
+        "x-dead-letter-routing-key": target,
+    }
     if kind == "quorum":
         # Only so RabbitMQ waits for the other queue's confirmation before it forgets a message.
         arguments |= {
@@ -327,7 +404,10 @@ def delay_queue(seconds: float, kind: DelayQueues = "quorum") -> DelayQueue:
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }
-    return DelayQueue(f"{DELAY}{kind}.{step}", arguments)
+    name = f"{DELAY}{kind}.{step}.{target}"
+    if len(name.encode()) > _LONGEST_NAME:
+        name = f"{DELAY}{kind}.{step}.{hashlib.sha256(target.encode()).hexdigest()}"
+    return DelayQueue(name, target, arguments)
 
 
 def stable_id(part: str | None, message_id: str | None) -> str:
@@ -358,44 +438,66 @@ def with_id(headers: Mapping[str, Any] | None, message_id: str) -> dict[str, Any
     return {**(headers or {}), HEADER: message_id}
 
 
+def _as_sent(delivery: Delivery) -> dict[str, Any]:
+    """Return the headers that may be published again as they are."""
+    return {name: value for name, value in delivery.headers.items() if name not in _BROKERS_OWN}
+
+
 def _again(delivery: Delivery) -> dict[str, Any]:
     """Return the headers of a message that is published again."""
-    sent: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    for name, value in delivery.headers.items():
-        if name not in _BROKERS_OWN:
-            sent[name] = value
-        elif name != _COUNT:  # a count of deliveries begins anew: this one did not fail
-            own[name] = value
+    # Not `_COUNT`: a count of deliveries begins anew, for this one did not fail.
+    own = {
+        name: value
+        for name, value in delivery.headers.items()
+        if name in _BROKERS_OWN and name != _COUNT
+    }
     kept = {
+        "exchange": delivery.exchange,
         "headers": own,
         "expiration": delivery.expiration,
         "told": delivery.told,
     }
-    sent[KEPT] = {name: value for name, value in kept.items() if value}
-    return sent
+    kept = {name: value for name, value in kept.items() if value}
+    if delivery.routing_key != delivery.queue:
+        kept["routing_key"] = delivery.routing_key
+    # Nothing to keep is nothing to add: a message that fills its frame can still be delayed.
+    return _as_sent(delivery) | ({KEPT: kept} if kept else {})
 
 
 class _Kept(Struct):
     """What `KEPT` has."""
 
+    exchange: Any = ""
+    routing_key: Any = None
     headers: dict[str, Any] = {}
     expiration: Annotated[str, Meta(pattern="^[0-9]{1,15}$")] | None = None
     told: bool = False
 
 
-def _kept(header: object) -> _Kept | None:
-    """Read what was kept; None if it is not as we wrote it: anybody can write a header."""
+def _kept(header: object) -> _Kept:
+    """Read what was kept; nothing if it is not as we wrote it."""
     try:
         return msgspec.convert(header, _Kept)
     except (msgspec.ValidationError, RecursionError):
-        return None
+        return _Kept()
+
+
+def _was_delayed(exchange: str, deaths: object) -> bool:
+    """Return whether a message comes from a delay queue, and got there through our exchange.
+
+    Only then is `KEPT` ours. The broker names the exchange of a delivery, and only who may write to
+    ours can send through it. But the default exchange leads into every queue, also into a delay
+    queue. So the broker's note about the last queue must name our exchange, too. A producer can
+    write such a note; RabbitMQ ignores it since version 4, and older versions count it up.
+    """
+    last = deaths[0] if isinstance(deaths, list) and deaths else None
+    return exchange == EXCHANGE and isinstance(last, Mapping) and last.get("exchange") == EXCHANGE
 
 
 def _restored(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the headers of a message as they were before its delays."""
     headers = {name: value for name, value in given.items() if name not in _BROKERS_OWN}
-    del headers[KEPT]
+    headers.pop(KEPT, None)
     if _COUNT in given:
         headers[_COUNT] = given[_COUNT]
     before = {name: value for name, value in own.items() if name in _BROKERS_OWN}

@@ -31,6 +31,7 @@ from semel.repair import (
     log_audit,
     settle,
 )
+from semel.repair.decisions import audit_logger
 from semel.sync import Idempotency
 
 FINAL: Final = "this is final: if it was wrong, semel resolve --help says what to do"
@@ -163,7 +164,7 @@ def audit_of(options: Namespace) -> Audit:
                 f"--audit: {options.audit!r} cannot be written: {error.strerror}"
             ) from error
         return AuditFile(options.audit)
-    logging.getLogger("semel.audit").setLevel(logging.INFO)
+    audit_logger.setLevel(logging.INFO)
     return log_audit
 
 

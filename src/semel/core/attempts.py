@@ -246,6 +246,7 @@ class Lease(Struct, eq=False, gc=False):
     """A renewal is on its way."""
     stopped: bool = False
     """It ended and nobody knows how: nothing is renewed any more."""
+    failed_saves: int = 0
     park_again: bool = False
     """It was parked while a renewal was on its way, which may come later and hide that."""
     unsaved: CompleteRequest | None = None
@@ -414,14 +415,13 @@ class Leases:
 
     def unsaved(self) -> list[tuple[Lease, CompleteRequest]]:
         """Ended attempts, each with the result that the store does not know yet."""
-        running = tuple(self._running.values())
+        running = sorted(self._running.values(), key=lambda lease: lease.failed_saves)
         return [(lease, lease.unsaved) for lease in running if lease.unsaved is not None]
 
     def put_off(self, lease: Lease, now: float) -> None:
-        """Its result could not be saved: try again soon, but after those that may be luckier."""
+        """Its result could not be saved: try again soon, but after those that failed less often."""
+        lease.failed_saves += 1
         lease.retry(now)
-        if self._running.pop(lease.owner, None) is not None:
-            self.add(lease)
 
     def doubt(self, request: ClaimRequest, now: float) -> float:
         """Remember a claim that may have been applied; returns when to give it back."""

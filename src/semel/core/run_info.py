@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from semel.core.process import in_forked_child
 from semel.core.records import LONGEST, RUN_INFO_BYTES
 
 NAME_VARIABLE: Final = "SEMEL_NAME"
@@ -118,13 +119,10 @@ _of_all_rules: WeakValueDictionary[int, OwnRunInfo] = WeakValueDictionary()
 """By id, because they are all equal."""
 
 
-def _in_forked_child() -> None:
+@in_forked_child
+def _write_again() -> None:
     for own in list(_of_all_rules.values()):
         own.write()
-
-
-if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
-    os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def _printable(text: str) -> str:

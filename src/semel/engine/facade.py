@@ -23,6 +23,7 @@ from semel import transactions
 from semel.core.attempts import Attempt, Outcome, Result
 from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
+from semel.core.process import notice_fork
 from semel.core.records import Record, State
 from semel.core.schedules import Period
 from semel.decorating import KeySource, PayloadSource, Unknown
@@ -100,8 +101,13 @@ class AsyncIdempotency:
             cache_ttl=cache_ttl,
             max_waiting=max_waiting,
         )
-        self.internals = AsyncRuns(setup, setup.opened(open_async_store, url_or_store))
+        self._internals = AsyncRuns(setup, setup.opened(open_async_store, url_or_store))
+
+    @property
+    def internals(self) -> AsyncRuns:
         """For the integrations of semel itself: no part of the public API."""
+        notice_fork()
+        return self._internals
 
     async def execute(
         self,
@@ -123,11 +129,11 @@ class AsyncIdempotency:
             >>> await idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
             'paid'
         """
-        setup = self.internals.setup
+        setup = self._internals.setup
         setup.check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=hint)
-        attempt = await self.internals.run(call, fn)
+        attempt = await self._internals.run(call, fn)
         return attempt.result
 
     async def run(
@@ -149,11 +155,11 @@ class AsyncIdempotency:
             >>> outcome.value, outcome.replayed, outcome.attempt.number
             ('paid', False, 1)
         """
-        setup = self.internals.setup
+        setup = self._internals.setup
         setup.check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=hint)
-        return Outcome.of(await self.internals.run(call, fn))
+        return Outcome.of(await self._internals.run(call, fn))
 
     async def consume(
         self,

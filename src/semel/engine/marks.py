@@ -25,6 +25,7 @@ from semel.transactions import warn_inside
 
 if TYPE_CHECKING:
     from semel.engine.facade import AsyncIdempotency
+    from semel.engine.runs import AsyncRuns
 
 D = TypeVar("D")
 
@@ -45,7 +46,6 @@ class AsyncMarks:
 
     def __init__(self, engine: AsyncIdempotency) -> None:
         self._engine = engine
-        self._runs = engine.internals
 
     async def check(self, key: str, *, scope: str = "default") -> bool:
         """Tell whether it was done. An operation that still runs is not done."""
@@ -194,6 +194,10 @@ class AsyncMarks:
         return dict(zip(wanted, await self._forget(identities) if wanted else [], strict=True))
 
     # --- below -----------------------------------------------------------------------------
+
+    @property
+    def _runs(self) -> AsyncRuns:
+        return self._engine.internals  # each time, which notices a fork
 
     @property
     def _store(self) -> AsyncStore:

@@ -6,7 +6,6 @@ This module answers. It never waits and never touches the store.
 from __future__ import annotations
 
 import math
-import os
 from _thread import get_ident
 from collections.abc import Iterator, Sequence
 from random import random
@@ -29,6 +28,7 @@ from semel.core.decide import (
     waited_too_long,
 )
 from semel.core.policy import Rules
+from semel.core.process import in_forked_child
 from semel.core.records import (
     OMITTED,
     SUCCEEDED,
@@ -498,14 +498,11 @@ class Outcomes(Generic[S]):
 _engines: WeakSet[Any] = WeakSet()
 
 
-def _in_forked_child() -> None:
+@in_forked_child
+def _start_engines_afresh() -> None:
     forget_shared_runs()
     for engine in tuple(_engines):
         engine.after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
-    os.register_at_fork(after_in_child=_in_forked_child)
 
 
 # --- rules of a call that is under way -----------------------------------------------------

@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 from semel.core.attempts import RENEWALS_PER_LEASE, Attempt, Lease, innermost
 from semel.core.codec import encode_failure
 from semel.core.decide import Reject, Wait, decide, named
+from semel.core.process import notice_fork
 from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Encoded, Finished
 from semel.core.settings import BYPASSED
 from semel.engine.colours.leaders import LATE, NoTimer
@@ -139,6 +140,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
 
     def begin(self, call: Call) -> Awaitable[Attempt]:
         """Become the one that runs, or get the answer of the one that did."""
+        notice_fork()
         if self.setup.disabled or BYPASSED.get():
             return ready(Attempt(call.identity, protected=False))
         self.loop_guard.check(call.identity)
@@ -288,6 +290,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
         lease = attempt.lease
         if lease is None:
             return value
+        notice_fork()
         before = cancellations(self.loop_guard)
         try:
             kept = self.result_to_store(call, attempt, value)
@@ -338,6 +341,10 @@ class AsyncRuns(Outcomes[AsyncStore]):
         """Record a failure; never raises, so that the business error reaches the caller."""
         lease = attempt.lease
         if lease is None:
+            return
+        notice_fork()
+        if not lease.entered:  # interrupted before its function began: nothing has failed
+            self.settle(call, error, attempt)
             return
         recording = partial(self._record_failure, call, lease, error)
         if not isinstance(error, Exception):
@@ -394,7 +401,11 @@ class AsyncRuns(Outcomes[AsyncStore]):
 
     async def _save_again(self, call: Call, attempt: Attempt, lease: Lease, value: object) -> None:
         """Save from the start, wherever it was interrupted: every step may be done twice."""
-        await self._save(call, attempt, lease, self.result_to_store(call, attempt, value).encoded)
+        if lease.unsaved is None:
+            kept = self.result_to_store(call, attempt, value)
+            await self._save(call, attempt, lease, kept.encoded)
+        else:
+            self._pass_on(call)  # It was left to the timer, which saves it alone.
 
     async def _save(
         self,
@@ -453,6 +464,12 @@ class AsyncRuns(Outcomes[AsyncStore]):
 
     async def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Record the failure; if that is impossible, the lease ends by itself."""
+        if lease.failure is None:  # else it is recorded, and what came after was interrupted
+            await self._tell_failure(call, lease, error)
+        self.leases.drop(lease)
+        self._pass_on(call)
+
+    async def _tell_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         decision = self._verdict(call, lease, error)
         final = decision == "final"
         once_more = True
@@ -481,13 +498,12 @@ class AsyncRuns(Outcomes[AsyncStore]):
                 lease.failure = decision if recorded else None
                 self._announce_failure(lease, decision, error, recorded=recorded)
             break
-        self.leases.drop(lease)
-        self._pass_on(call)
 
     # --- the end of the engine -----------------------------------------------------------
 
     async def close(self, timeout: float) -> None:  # noqa: ASYNC109 - twin of a thread's
         """Take no new calls, and close after those that run."""
+        notice_fork()
         self.closed = True
         end = monotonic() + timeout
         own = self.held_here()

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from msgspec import UNSET, Struct, UnsetType
 
 from semel import events
-from semel.core.attempts import Lease
+from semel.core.attempts import Attempt, Lease
 from semel.core.cache import FinishedCache
 from semel.core.codec import check_codec, decode_result
 from semel.core.fingerprint import fingerprint
@@ -66,6 +66,8 @@ class Call(Struct, eq=False, weakref=True):
     """The claim that the store may hold for this call."""
     lease: Lease | None = None
     """The lease of the claim that the store gave."""
+    counted: Attempt | None = None
+    """The attempt that was claimed, and so counted, before the transaction that it runs in."""
     generation: int = 0
     """Of its identity when the call began: an execution is not shared over a `forget`."""
     store_seconds: float = 0.0

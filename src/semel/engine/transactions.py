@@ -17,6 +17,7 @@ from msgspec import UNSET
 from semel import events, transactions
 from semel.core.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
+from semel.core.process import notice_fork
 from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
 from semel.engine.colours.tasks import finished, sleep
 from semel.engine.outcomes import claim_request, pauses
@@ -71,6 +72,8 @@ class AsyncTransactionContext(Generic[Result]):
         if runs.setup.bypassing():
             self._attempt = Attempt(call.identity, protected=False)
             return self._attempt
+        notice_fork()
+        self._owners = runs.owners
         runs.loop_guard.check()
         runs.check_usable(call)
         self._began = monotonic()
@@ -107,6 +110,8 @@ class AsyncTransactionContext(Generic[Result]):
         if attempt.replayed or not attempt.protected:
             return
         attempt.__exit__(kind, error, trace)
+        if self._is_inherited(error):
+            return
         if error is not None:
             await self._undo()
             if db_errors.must_retry(error):
@@ -119,8 +124,9 @@ class AsyncTransactionContext(Generic[Result]):
         except BaseException as failure:
             await self._undo()
             if isinstance(failure, Exception):
+                rolled_back = db_errors.is_ended(failure) and await self._was_rolled_back(attempt)
                 try:
-                    db_errors.raise_end_error(failure)
+                    db_errors.raise_end_error(failure, rolled_back=rolled_back)
                 except IdempotencyError as rejected:
                     raise_about(rejected, self._call.identity)
             raise
@@ -133,11 +139,27 @@ class AsyncTransactionContext(Generic[Result]):
                 raise about(db_errors.retry_error(), self._call.identity) from failure
             raise
 
+    def _is_inherited(self, error: BaseException | None) -> bool:
+        """Whether this process was forked inside the block: transaction and connection are not its.
+
+        Raises `LeaseLost`, unless the block itself has raised an `error`.
+        """
+        notice_fork()
+        if self._owners is self._runs.owners:
+            return False
+        if error is None:
+            lost = LeaseLost(
+                "the process was forked inside this block: its parent ends the attempt"
+            )
+            raise about(lost, self._call.identity)
+        return True
+
     async def _claim(self) -> Attempt[Result]:  # noqa: RET503 - every case returns or raises
         """Claim the record, or read its state; waits for the commit of another transaction."""
         runs, call = self._runs, self._call
-        request = claim_request(call, runs.owners.next())
-        answer = await self._look_outside(request)
+        counted = call.counted
+        request = claim_request(call, runs.owners.next() if counted is None else counted.owner)
+        answer = None if counted is not None else await self._look_outside(request)
         if answer is None:
             answer = await self._ask(request)
             await self._drive(self._records.restore(self._bound))
@@ -210,7 +232,11 @@ class AsyncTransactionContext(Generic[Result]):
     async def _asked(self, request: ClaimRequest, *, wait: bool) -> Claim:
         """Ask once; without a wait, an open transaction that has the record is an error."""
         try:
-            return await self._drive(transactions.claim(self._records, request, wait=wait))
+            start = self._call.counted
+            counted = None if start is None else Claimed(start.number, start.fence)
+            return await self._drive(
+                transactions.claim(self._records, request, wait=wait, counted=counted)
+            )
         except Exception as error:
             if self._records.waits_for_table or not db_errors.would_wait(error):
                 raise
@@ -238,6 +264,23 @@ class AsyncTransactionContext(Generic[Result]):
                 store_seconds=runs.store_seconds(call),
             )
         )
+
+    async def _was_rolled_back(self, attempt: Attempt) -> bool:
+        """Look whether the claim of a transaction that has ended was committed with it, or is gone.
+
+        False = it was, or nobody can tell; or what the block did afterwards may have been.
+        """
+        store = self._records.outside
+        if store is None or self._records.commits_each:
+            return False
+        try:
+            read = partial(self._records.read, self._call.identity)
+            record = await store.read_committed(read)
+        except IdempotencyError:
+            logger.debug("a record could not be read outside its transaction", exc_info=True)
+            return False
+        # A start that was counted before has the same owner; only a claim of the block is held.
+        return record is None or record.owner != attempt.owner or not record.hold
 
     async def _drive(self, verb: Verb[V]) -> V:
         """Run the statements of a verb to its end."""

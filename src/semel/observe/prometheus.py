@@ -18,7 +18,6 @@ they have the label `store`, too. Nothing is written into a store.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import threading
 from collections.abc import Iterable, Mapping
@@ -28,8 +27,10 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from semel.aio import AsyncIdempotency
+from semel.core.observers import Log
 from semel.core.optional import Needed, inside
 from semel.core.policy import Duration, seconds
+from semel.core.process import ForkAware, ForkSafeLock, follow_forks, notice_fork
 from semel.core.records import AUDIT_SCOPE, Record, StuckRequest
 from semel.errors import ConfigError, IdempotencyError
 from semel.events import Event, Hook, Ran, Replayed
@@ -42,7 +43,6 @@ from semel.observe.tally import (
     Tally,
 )
 from semel.stores.base import AsyncStore, Store
-from semel.stores.forking import ForkSafeLock
 from semel.sync import Idempotency
 
 with Needed("semel[prometheus]", by=__name__):
@@ -58,7 +58,7 @@ with Needed("semel[prometheus]", by=__name__):
 
 __all__ = ["AsyncStuckCollector", "StuckCollector", "TallyCollector", "prometheus_hook"]
 
-logger = logging.getLogger("semel.observe")
+logger = Log("semel.observe")
 
 T = TypeVar("T")
 
@@ -349,6 +349,7 @@ class _Answers:
 
     def due(self) -> bool:
         """Whether to ask now; who is told so asks, all others show the last answer."""
+        notice_fork()
         with self._lock.lock:
             now = monotonic()
             if now < self._next:
@@ -390,16 +391,21 @@ class _Answers:
         self._nothing |= {(scope, "true"): 0, (scope, "false"): 0}
 
 
-class _ForThreads(_Answers):
+class _ForThreads(_Answers, ForkAware):
     """The answers of a store for threads."""
 
     def __init__(self, target: Idempotency | Store, name: _Name, every: Duration) -> None:
         self._target = target
-        self._asking = threading.Thread()  # which has not begun
+        self.after_fork_in_child()
         super().__init__(self._store, name, every)
+        follow_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Ask anew: the thread that asked exists only in the parent."""
+        self._asking = threading.Thread()  # which has not begun
 
     def due(self) -> bool:
-        # A thread that a fork has left behind in the parent is not alive here.
+        notice_fork()
         return not self._asking.is_alive() and super().due()
 
     def start(self) -> None:

@@ -22,8 +22,8 @@ from typing import Final
 from msgspec import Struct
 
 from semel import events
+from semel.core.process import ForkSafeLock, notice_fork
 from semel.events import Event, Ran, RanInTransaction, Replayed
-from semel.stores.forking import ForkSafeLock
 
 MOST_SCOPES: Final = 100
 """How many scopes are counted by name."""
@@ -86,20 +86,18 @@ class Tally:
         1
     """
 
-    __slots__ = ("_counted", "_lock", "_scopes")
+    __slots__ = ("_counted", "_scopes")
 
     def __init__(self) -> None:
         self._counted = _Counted()
-        # By their own names: every event uses them.
-        self._lock = self._counted.lock
-        self._scopes = self._counted.scopes
+        self._scopes = self._counted.scopes  # by a name of their own: every event uses them
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
         scope = event.identity.scope
         # By `type`, and with nothing called that can be written here: every call of a user pays.
         # Each statement is one step for a signal handler, which may count, too.
-        with self._lock:
+        with self._counted.lock:
             counted = self._scopes.get(scope)
             if counted is None:
                 counted = self._counted.add(scope)
@@ -119,7 +117,8 @@ class Tally:
 
     def totals(self) -> Totals:
         """Read all that was counted, at one moment."""
-        with self._lock:
+        notice_fork()
+        with self._counted.lock:
             # Copies: a signal handler may begin a scope, or an event, while this reads.
             scopes = self._scopes.copy()
             ran = {scope: one for scope, one in scopes.items() if any(one.run_counts)}

@@ -10,7 +10,6 @@ or remove one, and listings and counts leave them out (`semel.core.records.AUDIT
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,6 +22,7 @@ from msgspec import Struct
 
 from semel.aio import AsyncIdempotency
 from semel.core.keys import KeyGenerator
+from semel.core.observers import Log
 from semel.core.policy import DAY, Duration, seconds
 from semel.core.records import (
     AUDIT_SCOPE,
@@ -38,7 +38,7 @@ from semel.errors import ConfigError, RecordUnreadable, StoreError
 from semel.stores.base import AsyncStore
 from semel.stores.urls import whole_number
 
-logger = logging.getLogger("semel.repair")
+logger = Log("semel.repair")
 
 KEPT: Final = 400 * DAY
 """Seconds that an entry is kept: more than a year, so that audits of a year find all of it."""

@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from semel.core.observers import Log
 from semel.core.records import Record
 from semel.events import Event
 
@@ -129,7 +130,7 @@ Audit: TypeAlias = Callable[[Decision], object]
 
 _TIMES: Final = {"at", "kept_until"}
 
-audit_logger = logging.getLogger("semel.audit")
+audit_logger = Log("semel.audit")
 
 
 def entry(decision: Decision) -> dict[str, Any]:
@@ -152,7 +153,10 @@ def log_audit(decision: Decision) -> None:
     """Write a `decision` to the logger `semel.audit`; its fields are in the record's `semel`."""
     fields = entry(decision)
     text = " ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items())
-    audit_logger.log(max(decision.level, logging.INFO), "%s", text, extra={"semel": fields})
+    level, extra = max(decision.level, logging.INFO), {"semel": fields}
+    unwritten = audit_logger.tell(level, "%s", text, extra=extra, stacklevel=3)
+    if unwritten is not None:
+        raise unwritten  # not dropped here: what decides says that the entry is missing
 
 
 def _quoted(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +18,9 @@ from typing import Self, TypeVar
 from msgspec import Struct
 
 from semel.aio import AsyncIdempotency
+from semel.core.observers import Log
 from semel.core.policy import Duration, seconds
+from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.core.records import Identity, Record, State
 from semel.errors import ConfigError, StoreError
 from semel.repair.decisions import (
@@ -42,7 +43,7 @@ from semel.stores.urls import whole_number
 
 T = TypeVar("T")
 
-logger = logging.getLogger("semel.repair")
+logger = Log("semel.repair")
 
 BATCH = 100
 """Records of one run that are looked into at least, if there are so many."""
@@ -153,6 +154,7 @@ class AsyncReconciler:
         return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
     async def _run(self, stopped: Callable[[], bool], *, full: bool = False) -> Report:
+        notice_fork()
         async with self._background.one_at_a_time:
             return await self._reconciliation.run(full=full, stopped=stopped)
 
@@ -473,10 +475,15 @@ class OpenCases:
         return case
 
 
-class AsyncBackground:
+class AsyncBackground(ForkAware):
     """Repeats a step in a task, until it is stopped; by hand, as threads and tasks differ here."""
 
     def __init__(self) -> None:
+        self.after_fork_in_child()
+        follow_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Start with nothing running: the task belongs to the parent's loop."""
         self.one_at_a_time = asyncio.Lock()
         self.stopping = asyncio.Event()
         self.running: asyncio.Task[None] | None = None
@@ -486,15 +493,17 @@ class AsyncBackground:
 
         It can ask whether it has to end early.
         """
+        notice_fork()
         if self.running is None:
             self.stopping.clear()
             self.running = asyncio.create_task(self._run(step), name="semel-reconciler")
 
     async def stop(self) -> None:
         """Wait for the end of a step in progress."""
+        notice_fork()
+        self.stopping.set()  # first: what is not noted any more could never be stopped
         running, self.running = self.running, None
         if running is not None:
-            self.stopping.set()
             await running
 
     async def _run(self, step: Callable[[Callable[[], bool]], Awaitable[float]]) -> None:
@@ -507,16 +516,22 @@ class AsyncBackground:
             return
 
 
-class Background:
+class Background(ForkAware):
     """Repeats a step in a thread, until it is stopped."""
 
     def __init__(self) -> None:
+        self.after_fork_in_child()
+        follow_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Start with nothing running: the thread exists only in the parent."""
         self.one_at_a_time = threading.Lock()
         self.stopping = threading.Event()
         self.running: threading.Thread | None = None
 
     def start(self, step: Callable[[Callable[[], bool]], float]) -> None:
         """Do the step now, and again after the seconds that it returns; see `AsyncBackground`."""
+        notice_fork()
         if self.running is None:
             self.stopping.clear()
             running = threading.Thread(
@@ -531,9 +546,10 @@ class Background:
 
     def stop(self) -> None:
         """Wait for the end of a step in progress."""
+        notice_fork()
+        self.stopping.set()  # first: what is not noted any more could never be stopped
         running, self.running = self.running, None
         if running is not None:
-            self.stopping.set()
             running.join()
 
     def _run(self, step: Callable[[Callable[[], bool]], float]) -> None:

@@ -10,15 +10,16 @@ Both count for more than the policies of the engine that decides, which may be a
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from semel import events
 from semel.aio import AsyncIdempotency
 from semel.core import run_info
 from semel.core.codec import StoredResult, encode_failure, omitted
+from semel.core.observers import Log, unheard
 from semel.core.policy import Duration, seconds
 from semel.core.records import AdoptRequest, Identity, Record, ScanRequest
+from semel.engine.runs import AsyncRuns
 from semel.errors import ConfigError, IdempotencyError, ValueRejected, raise_about
 from semel.repair.audit import AsyncAuditTrail, checked_text
 from semel.repair.decisions import (
@@ -35,7 +36,7 @@ from semel.repair.decisions import (
 )
 from semel.repair.results import encode_for
 
-logger = logging.getLogger("semel.repair")
+logger = Log("semel.repair")
 
 LEASE = 60.0
 """Seconds that a resolver has; after that the record counts as abandoned again."""
@@ -57,12 +58,16 @@ class AsyncDecider:
         store = engine.internals.store
         if {AdoptRequest, ScanRequest} & store.unsupported:
             raise ConfigError(f"{type(store).__name__} cannot list and adopt abandoned records")
-        self._runs = engine.internals
+        self._engine = engine
         self._trail = AsyncAuditTrail(engine, name=name)
         self._reason = None if reason is None else checked_text("reason", reason)
         self._lease = seconds("lease", lease)
         self._ttl = None if ttl is None else seconds("ttl", ttl)
         self._audit = log_audit if audit is None else audit
+
+    @property
+    def _runs(self) -> AsyncRuns:
+        return self._engine.internals  # each time, which notices a fork
 
     @property
     def store(self) -> Any:
@@ -223,12 +228,13 @@ class AsyncDecider:
     def report(self, decision: Decision) -> None:
         """Notify the hooks, and the log or the file; neither can undo what is stored."""
         self._runs.announce(decision)
-        try:
-            self._audit(decision)
-        except Exception:
+        raised = unheard(self._audit, decision)
+        if raised is not None:
             # By its entry, which has the digest: no key is logged.
-            logger.exception(
-                "a decision could not be written to the audit log: %s", entry(decision)
+            logger.error(
+                "a decision could not be written to the audit log: %s",
+                entry(decision),
+                exc_info=raised,
             )
 
     def store_failed(self, identity: Identity, error: Exception) -> None:

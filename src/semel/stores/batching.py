@@ -38,9 +38,9 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, c
 from msgspec import Struct
 
 from semel.core import records
+from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.core.records import ClaimRequest, CompleteRequest, Identity
 from semel.errors import ConfigError, StoreError, StoreUnavailable
-from semel.stores.forking import follow_forks
 
 MOST_MEMBERS: Final = 64
 """More save little, and make the first of them wait for the last; with fewer, one half of a crowd
@@ -123,7 +123,7 @@ class AsyncBatcher:
         await self._completes.close()
 
 
-class RequestQueue:
+class RequestQueue(ForkAware):
     """The requests of one kind on their way to a store."""
 
     def __init__(
@@ -157,6 +157,7 @@ class RequestQueue:
 
     def ask(self, request: Request) -> Awaitable[Any]:
         """Ask, with others if the queue is busy; to be awaited at once."""
+        notice_fork()
         loop = asyncio.get_running_loop()
         idle = self._sender is None and not self._straight
         if idle:
@@ -257,16 +258,11 @@ class RequestQueue:
 
     async def close(self) -> None:
         """Reject those that wait, and let what is away come back."""
+        notice_fork()
         self._closed = True
         self._reject("the store was closed")
         while away := {*self._stragglers, *filter(None, (self._sender,))}:
             await asyncio.wait(away)
-
-    def before_fork(self) -> None:
-        """Do nothing: what is away comes back in the parent."""
-
-    def after_fork_in_parent(self) -> None:
-        """Do nothing: the queue did not stop for the fork."""
 
     def after_fork_in_child(self) -> None:
         """Start idle: the tasks that waited are not here."""

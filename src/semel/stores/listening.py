@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import logging
 import random
 import selectors
 import socket
@@ -25,10 +24,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
+from semel.core.observers import Log
 from semel.core.records import Ended
 from semel.stores.batching import has_ended
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 SOON: Final = 0.25
 """Seconds within which a subscription is confirmed, unless something is wrong."""
@@ -546,7 +546,8 @@ class AsyncListener(_Listener[AsyncSubscriber, AsyncWatch]):
         if self._subscriber is not None:
             if first:
                 self._subscribe(self._subscriber, watch.channel)
-        elif self._opening is None and not self._start():
+        # One that has ended may still be noted: an exception may have struck before the note of it.
+        elif (self._opening is None or self._opening.done()) and not self._start():
             watch.listening = Listening.NO
 
     def remove(self, watch: AsyncWatch) -> None:
@@ -578,19 +579,18 @@ class AsyncListener(_Listener[AsyncSubscriber, AsyncWatch]):
     async def _open(self, subscriber: AsyncSubscriber) -> None:
         try:
             await subscriber.open(self.subscriptions, self._on_lost)
+            self._opening, self._subscriber = None, subscriber
+            for channel in self.subscriptions.channels():
+                self._subscribe(subscriber, channel)
+            self._clean_up_later(subscriber)
         except BaseException as error:
-            self._opening = None
+            self._opening = self._subscriber = None
             self.subscriptions.lose()
             with suppress(Exception):  # what did not open may not close either
                 await subscriber.close()
             if not isinstance(error, Exception):
                 raise
             self.subscriptions.backoff.failed(error, monotonic())
-            return
-        self._opening, self._subscriber = None, subscriber
-        for channel in self.subscriptions.channels():
-            self._subscribe(subscriber, channel)
-        self._clean_up_later(subscriber)
 
     def _clean_up_later(self, subscriber: AsyncSubscriber) -> None:
         loop = asyncio.get_running_loop()

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from semel.core import judge
+from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.core.records import (
     AUDIT_SCOPE,
     PROCESSING,
@@ -45,7 +46,6 @@ from semel.core.records import (
 )
 from semel.errors import ConfigError, StoreError, StoreFull
 from semel.stores.base import AsyncStore, Store
-from semel.stores.forking import follow_forks
 from semel.stores.urls import (
     cursor_after,
     merge_options,
@@ -101,7 +101,7 @@ def _arguments(url: str, options: dict[str, Any]) -> dict[str, Any]:
     return merge_options("memory", in_url, options, OPTIONS)
 
 
-class MemoryStore(Store):
+class MemoryStore(Store, ForkAware):
     """A store for threads.
 
     Holds at most `max_records`. When it is full, records that have expired go first, and
@@ -120,16 +120,20 @@ class MemoryStore(Store):
         if evict not in {None, "finished"}:
             raise ConfigError(f'evict must be "finished" or left out, not {evict!r}')
         self._evict_finished = evict == "finished"
-        self._records = Records(
-            whole_number("max_records", max_records), evicts=self._evict_finished
-        )
-        self._find = self._records.find
+        self._max_records = whole_number("max_records", max_records)
+        self._begin()
         self._clock = steady_clock() if clock is None else clock
-        self._lock = threading.Lock()
         follow_forks(self)
+
+    def _begin(self) -> None:
+        self._records = Records(self._max_records, evicts=self._evict_finished)
+        self._find = self._records.find
+        self._lock = threading.Lock()
+        self._held_for_fork = False
 
     def ask(self, request: Request[T]) -> T:
         """Answer one request."""
+        notice_fork()
         answer: T = self._ANSWERS[type(request)](self, request)
         return answer
 
@@ -269,15 +273,18 @@ class MemoryStore(Store):
 
     def before_fork(self) -> None:
         """Hold the lock across the fork, so that the child's copy is whole."""
-        self._lock.acquire()
+        self._held_for_fork = self._lock.acquire()
 
-    def after_fork_in_parent(self) -> None:
+    def after_fork(self) -> None:
         """Let the other threads go on."""
-        self._lock.release()
+        if self._held_for_fork:
+            self._held_for_fork = False
+            self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Go on with a copy that is the child's own."""
-        self._lock = threading.Lock()
+        """Continue with a copy that is the child's own, unless it was being changed."""
+        if self._lock.locked():
+            self._begin()
 
     _ANSWERS: ClassVar[dict[type, Callable[..., Any]]] = {
         ClaimRequest: _claim,
@@ -343,7 +350,9 @@ class Records:
         abandoned       its lease plus the ttl of its claim, unless it is held
         held, running   never
 
-    It judges no request, reads no clock and takes no lock.
+    It judges no request, reads no clock and takes no lock. An exception of a signal handler may
+    come between two lines: the agenda may then have an entry too many, which means nothing, but
+    never one too few, by which a record would stay for ever.
     """
 
     def __init__(self, room: int, *, evicts: bool = False) -> None:
@@ -377,44 +386,43 @@ class Records:
     def place(self, record: Record, ttl: float | None = None) -> None:
         """Store a record; `ttl` comes with a claim."""
         identity = record.identity
-        self._records[identity] = record
         running = record.state is PROCESSING
+        if ttl is not None:
+            self._ttls[identity] = ttl
+        self._schedule(identity, self._first_look_at(record) if running else record.expires_at)
+        self._records[identity] = record
+        if not running:
+            self._ttls.pop(identity, None)
         if self._evicts:
             self._finished.pop(identity, None)
             if not running:
                 self._finished[identity] = None
-        if not running:
-            self._ttls.pop(identity, None)
-            self._schedule(identity, record.expires_at)
-        else:
-            if ttl is not None:
-                self._ttls[identity] = ttl
-            self._schedule(identity, self._first_look_at(record))
 
     def drop(self, identity: Identity) -> bool:
         """Remove a record, whatever its state."""
-        if self._records.pop(identity, None) is None:
-            return False
+        found = self._records.pop(identity, None)
         self._ttls.pop(identity, None)
         self._finished.pop(identity, None)
         self._due.pop(identity, None)
-        return True
+        return found is not None
 
     def _drop_due(self, now: float) -> None:
         dropped = 0
         while dropped < SWEEP and self._agenda and self._agenda[0][0] <= now:
-            due, key, scope = heapq.heappop(self._agenda)
+            due, key, scope = self._agenda[0]
             identity = Identity(scope, key)
-            if self._due.get(identity) != due:
-                continue
-            record = self._records[identity]
-            at = self._may_go_at(record)
-            if at is not None and at <= now:
-                self.drop(identity)
-                dropped += 1
-            else:  # renewed, touched or held since it was put on the agenda
-                del self._due[identity]
-                self._schedule(identity, at)
+            if self._due.get(identity) == due:
+                record = self._records.get(identity)
+                at = now if record is None else self._may_go_at(record)
+                if at is None:  # held since it was put on the agenda
+                    del self._due[identity]
+                elif at > now:  # renewed, or touched
+                    self._plan(identity, at)
+                else:
+                    self.drop(identity)
+                    dropped += 1
+            else:
+                heapq.heappop(self._agenda)  # last: what is planned or dropped by now is stale
 
     def drop_oldest_finished(self) -> bool:
         """Remove the record that ended first; False when none has."""
@@ -442,9 +450,13 @@ class Records:
         if at is None or (planned is not None and planned <= at):
             # Never, or not before the entry that exists: that one is set right when its time comes.
             return
-        self._due[identity] = at
+        self._plan(identity, at)
+
+    def _plan(self, identity: Identity, at: float) -> None:
         heapq.heappush(self._agenda, (at, identity.key, identity.scope))
+        self._due[identity] = at
         if len(self._agenda) > 2 * len(self._records) + SLACK:
             # Mostly stale (a key forgotten and claimed in a loop): memory must stay bounded.
-            self._agenda = [(due, one.key, one.scope) for one, due in self._due.items()]
-            heapq.heapify(self._agenda)
+            agenda = [(due, one.key, one.scope) for one, due in self._due.items()]
+            heapq.heapify(agenda)
+            self._agenda = agenda

@@ -33,6 +33,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 from weakref import ReferenceType, ref
 
 from semel.core import records
+from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.core.records import ClaimRequest, CompleteRequest, Identity
 from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.batching import (
@@ -45,7 +46,6 @@ from semel.stores.batching import (
     weight_of_claim,
     weight_of_complete,
 )
-from semel.stores.forking import follow_forks
 
 STRAIGHT: Final = 8
 """Calls that may bypass a queue at the same time. A lower limit saves work on a near server, but
@@ -121,7 +121,7 @@ class Slot:
             free.put(Slot(self._free))
 
 
-class Slots:
+class Slots(ForkAware):
     """A limited number of slots for threads: at connections, or at work that few may do at a time.
 
     Each has one holder at a time. Taking and giving are one step each, which no exception of a
@@ -133,12 +133,6 @@ class Slots:
         self._count = count
         self.after_fork_in_child()
         follow_forks(self)
-
-    def before_fork(self) -> None:
-        """Do nothing: a queue of this kind is never caught half changed."""
-
-    def after_fork_in_parent(self) -> None:
-        """Do nothing: a slot is given and taken in one step."""
 
     def after_fork_in_child(self) -> None:
         """Begin anew: slots taken by the parent's threads will never come back here."""
@@ -194,7 +188,7 @@ class Turn:
 W = TypeVar("W", bound=Turn)
 
 
-class ThreadQueue(ABC, Generic[W]):
+class ThreadQueue(ForkAware, ABC, Generic[W]):
     """Threads that wait, and those among them that lead the batches of the others."""
 
     def __init__(self, empty: NextBatches[W], *, most_leaders: int = 1, full: int = 1) -> None:
@@ -204,12 +198,6 @@ class ThreadQueue(ABC, Generic[W]):
         self._full = full
         self.after_fork_in_child()
         follow_forks(self)
-
-    def before_fork(self) -> None:
-        """Do nothing: what is away comes back in the parent."""
-
-    def after_fork_in_parent(self) -> None:
-        """Do nothing: the queue did not stop for the fork."""
 
     def after_fork_in_child(self) -> None:
         """Start idle: the threads that waited are not here."""
@@ -336,6 +324,7 @@ class RequestQueue(ThreadQueue[RequestTurn]):
 
     def ask(self, request: Request) -> Any:
         """Ask, with others if the queue is busy."""
+        notice_fork()
         if not self.leaders:
             try:
                 slot = self._straight.get(block=False)

@@ -39,6 +39,7 @@ from semel.core.records import (
     Identity,
     Mismatch,
     Record,
+    RenewRequest,
 )
 from semel.errors import ConfigError, about
 from semel.stores.sql.verbs import Dialect, Statement, Verb
@@ -100,6 +101,8 @@ class Records(ABC):
     """Whether a caller that waits, waits for a transaction with the same key."""
     rolls_back = False
     """Whether a wait that is too long ends the caller's transaction; known once prepared."""
+    commits_each = False
+    """Whether a statement after the transaction's end commits by itself; known once prepared."""
     outside: Any = None
     """The store on whose own connection `read` has to run; None = in the caller's transaction."""
 
@@ -184,18 +187,26 @@ def look(records: Records, ask: ClaimRequest) -> Verb[Claim | None]:
     return answer if isinstance(answer, (Finished, Mismatch, Busy)) else None
 
 
-def claim(records: Records, ask: ClaimRequest, *, wait: bool) -> Verb[Claim]:
+def claim(
+    records: Records, ask: ClaimRequest, *, wait: bool, counted: Claimed | None = None
+) -> Verb[Claim]:
     """Claim the record: held, and with its lease at once past.
 
     A transaction that is committed too early then leaves a record whose outcome is unknown, never
-    a success. Before its commit nobody else sees the row.
+    a success. Before its commit nobody else sees the row. `counted` is the claim that this owner
+    has made outside of the transaction, which goes on with it.
     """
-    if records.outside is None:
+    if records.outside is None and counted is None:
         known = yield from look(records, ask)
         if known is not None:
             return known
     if not (yield from records.lock(ask.identity, wait=wait)):
         return LOCKED
+    if counted is not None:
+        parking = RenewRequest(ask.identity, ask.owner, 0.0)
+        if (yield from records.verbs.renew(parking).start()):
+            yield from records.hold(ask.identity, ask.owner, held=True)
+            return counted
     parked = replace(ask, lease=0.0)
     answer = yield from records.verbs.claim(replace(parked, hold=True)).start()
     if isinstance(answer, Abandoned) and not ask.hold:

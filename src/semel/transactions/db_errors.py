@@ -19,7 +19,8 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
-from semel.stores.sql.errors import is_too_large, rejects_value
+from semel.stores.sql.errors import REJECTED, is_too_large, rejects_value
+from semel.stores.sql.mysql.errors import NOT_THE_STATEMENT
 
 Code: TypeAlias = str | int
 
@@ -29,6 +30,7 @@ _RETRY: Final = frozenset({
     1020,     # MariaDB: the row has changed since the transaction's snapshot
     1205,     # lock wait timeout
     1213,     # deadlock
+    3101,     # group replication: another member changed the row first
     "SQLITE_BUSY",
     "SQLITE_LOCKED",
 })  # fmt: skip
@@ -45,12 +47,39 @@ _ENDED: Final = frozenset({"3B001", "25P01", 1305, "no such savepoint"})
 
 _NO_TABLE: Final = frozenset({"42P01", 1146, "no such table"})
 
-_CONNECTION_LOST: Final = frozenset({2006, 2013})
+_LOST: Final[frozenset[Code]] = frozenset({
+    "57P01",  # an administrator ended the session, or the server is stopping
+    "57P02",  # another session crashed, and the server ends all of them
+    "57P03",  # the server is starting
+    "25006",  # the server takes no writes: after a failover it is no longer the primary
+    "SQLITE_CANTOPEN",
+    "SQLITE_IOERR",
+    "SQLITE_READONLY",
+    *(NOT_THE_STATEMENT.keys() - REJECTED - {2014}),  # 2014: the program read no answer to its end
+})  # fmt: skip
+"""The connection is lost, or its server is of no use: whatever was asked, it failed."""
+
+_CONNECTION: Final = "08"
+"""Connection exceptions, as the first part of an SQLSTATE."""
+
+_TOO_SLOW: Final = frozenset({"25P03", "25P04"})
+"""PostgreSQL ended the session because the program idled in its transaction, or took too long."""
+
+_INVALIDATED: Final = "8s2b"
+"""What SQLAlchemy's errors are marked with that come after a connection was lost."""
+
+_FORBIDDEN_BY_AN_OPTION: Final = 1290
+"""MySQL names the option: --read-only, or another one that only concerns the statement."""
+
+_HANGS_UP: Final = frozenset({2006, 2013})
 
 _ABORTED: Final = frozenset({"25P02"})
 """An earlier statement failed: PostgreSQL takes nothing more until a rollback."""
 
 _NO_TRANSACTION: Final = frozenset({"25P01"})
+
+DROPPED: Final = (OSError, EOFError)
+"""What a driver may raise itself when a connection breaks; in a program it can mean anything."""
 
 _WRAPPERS: Final = frozenset({"sqlalchemy", "django"})
 _NUMBERED = ("pymysql", "asyncmy", "MySQLdb")
@@ -60,6 +89,31 @@ _NUMBERED = ("pymysql", "asyncmy", "MySQLdb")
 def must_retry(error: BaseException) -> bool:
     """Whether the database asks for the whole unit of work again."""
     return isinstance(error, RetryTransaction) or not _RETRY.isdisjoint(_codes(error))
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection was lost, or its server is stopping or takes no writes.
+
+    The class of the error decides, not where it was raised: no program can do anything about it. An
+    error that was raised from such a one says the same.
+    """
+    errors = list(_caused(error))
+    codes = {code for each in errors for code in _own_code(each)}
+    if codes & _TOO_SLOW:
+        return False
+    return (
+        not codes.isdisjoint(_LOST)
+        or any(isinstance(code, str) and code.startswith(_CONNECTION) for code in codes)
+        or any(map(_says_lost, errors))
+    )
+
+
+def lost_error() -> StoreUnavailable:
+    """The error when the connection was lost inside the block."""
+    return StoreUnavailable(
+        "the connection was lost inside the block of idem.transaction(): the transaction is rolled "
+        "back, and nothing was written"
+    )
 
 
 def retry_error() -> RetryTransaction:
@@ -98,8 +152,14 @@ def raise_claim_error(error: Exception, *, waits_for_table: bool = False) -> NoR
     _raise(error, codes)
 
 
-def raise_end_error(error: Exception) -> NoReturn:
-    """Raise what an error after the block means."""
+def raise_end_error(error: Exception, *, rolled_back: bool = False) -> NoReturn:
+    """Raise what an error after the block means; `rolled_back`: the record of its claim is gone."""
+    if rolled_back:
+        raise RetryTransaction(
+            "the transaction was rolled back inside the block of idem.transaction(): by a deadlock "
+            "whose error was caught, or by a ROLLBACK. Let such an error end the transaction, then "
+            "repeat the whole unit of work, as idem.run_transaction() does"
+        ) from error
     if is_ended(error):
         raise ended_error() from error
     _raise(error, set(_codes(error)))
@@ -107,7 +167,7 @@ def raise_end_error(error: Exception) -> NoReturn:
 
 def is_ended(error: BaseException) -> bool:
     """Whether a savepoint is gone, and its transaction with it."""
-    return not _ENDED.isdisjoint(_codes(error))
+    return isinstance(error, OutcomeUnknown) or not _ENDED.isdisjoint(_codes(error))
 
 
 def ended_error() -> OutcomeUnknown:
@@ -140,8 +200,9 @@ def _raise(error: Exception, codes: set[Code]) -> NoReturn:
         raise ValueRejected(
             f"the database cannot take this record, nor will it later: {_first_line(error)}"
         ) from error
-    hint = "; a message above max_allowed_packet does that" if codes & _CONNECTION_LOST else ""
-    raise StoreError(
+    hint = "; a message above max_allowed_packet does that" if codes & _HANGS_UP else ""
+    lost = is_lost(error) or isinstance(error, DROPPED)
+    raise (StoreUnavailable if lost else StoreError)(
         f"the record could not be written in this transaction: {_first_line(error)}{hint}"
     ) from error
 
@@ -152,11 +213,51 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _codes(error: BaseException | None) -> Iterator[Code]:
+def _codes(error: BaseException) -> Iterator[Code]:
+    for each in _unwrapped(error):
+        yield from _own_code(each)
+
+
+def _unwrapped(error: BaseException | None) -> Iterator[BaseException]:
+    """Give an error, and those that it wraps."""
     while error is not None:
-        yield from _own_code(error)
-        wrapped = type(error).__module__.partition(".")[0] in _WRAPPERS
-        error = (getattr(error, "orig", None) or error.__cause__) if wrapped else None
+        yield error
+        wraps = _package(type(error)) in _WRAPPERS
+        error = (getattr(error, "orig", None) or error.__cause__) if wraps else None
+
+
+def _caused(error: BaseException) -> Iterator[BaseException]:
+    """Give an error, those that it was raised from, and those of a group (of tasks)."""
+    found = [error]
+    for each in found:  # which grows meanwhile
+        yield each
+        wrapped = getattr(each, "orig", None)
+        cause = wrapped if isinstance(wrapped, BaseException) else each.__cause__
+        members = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        known = set(map(id, found))
+        found += [one for one in (cause, *members) if one is not None and id(one) not in known]
+
+
+def _says_lost(error: BaseException) -> bool:
+    """Whether an error without a code is one of a lost connection."""
+    match _package(type(error)):
+        case "sqlalchemy":
+            flag = getattr(error, "connection_invalidated", False)
+            return flag is True or getattr(error, "code", None) == _INVALIDATED
+        case "psycopg":
+            # The server's own errors have a code; without one it is the client that speaks.
+            return type(error).__name__ == "OperationalError" and _codeless(error)
+        case "asyncpg":
+            return type(error).__name__ == "InterfaceError" and "connection is closed" in str(error)
+    return False
+
+
+def _codeless(error: BaseException) -> bool:
+    return getattr(error, "sqlstate", None) is None
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def _own_code(error: BaseException) -> Iterator[Code]:
@@ -169,9 +270,11 @@ def _own_code(error: BaseException) -> Iterator[Code]:
         yield "_".join(name.split("_")[:2])
         yield str(error).partition(":")[0]
     if _of_mysql(error) and error.args and isinstance(error.args[0], int):
-        yield error.args[0]
+        code = error.args[0]
+        if code != _FORBIDDEN_BY_AN_OPTION or "read-only" in str(error).replace("_", "-"):
+            yield code
 
 
 def _of_mysql(error: BaseException) -> bool:
     """A number means something only in an error of these drivers; a KeyError may hold any."""
-    return any(kind.__module__.partition(".")[0] in _NUMBERED for kind in type(error).__mro__)
+    return any(_package(kind) in _NUMBERED for kind in type(error).__mro__)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.core.records import CompleteRequest, GetRequest, Identity, Record
+from semel.core.records import ClaimRequest, CompleteRequest, GetRequest, Identity, Record
 from semel.errors import ConfigError, ValueRejected
-from semel.stores.sql.mysql.statements import READ_NOW, MySQLTable, unpacked
+from semel.stores.sql.mysql.statements import READ_NOW, TEXTS, MySQLTable
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.postgres.verbs import PostgresVerbs
 from semel.stores.sql.rows import WITH_UNICODE, texts_as_bytes
@@ -203,7 +206,7 @@ class PostgresRecords(Records):
 
 _SESSION: Final = (
     "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet, "
-    "@@innodb_rollback_on_timeout"
+    "@@innodb_rollback_on_timeout, @@SESSION.sql_mode, @@SESSION.autocommit"
 )
 _SET_LOCK_WAIT: Final = "SET SESSION innodb_lock_wait_timeout = %s"
 
@@ -213,6 +216,17 @@ def mysql_records(store: MySQLStore | AsyncMySQLStore, table: str | None) -> MyS
     own = store.table
     locking = _LockingTable(table or own.name, own.prefix, own.own_columns)
     return MySQLRecords(locking, store)
+
+
+_SAFE_TYPES: Final = (str, bytes, int, float, Decimal, date, time, timedelta, NoneType)
+"""Written by `written_out`, or by drivers without a text of anybody's in it."""
+
+_REST_OF_MESSAGE: Final = 1024
+"""Bytes, at most, beside the hexadecimal result."""
+
+
+def _from_hex(text: str) -> str:
+    return bytes.fromhex(text).decode()
 
 
 class _LockingTable(MySQLTable):
@@ -226,16 +240,34 @@ class _LockingTable(MySQLTable):
     when_met = "digest"
     unless_made = ""
     made_here = "1"
+    texts = f"HEX({TEXTS})"
+    read_texts = staticmethod(_from_hex)
+    """The character set of the caller's connection need not have all their characters."""
     largest = math.inf
     """Bytes of one message; on a larger one the server hangs up, and the transaction is gone."""
+    sql_mode = ""
+
+    def filled(self, ask: ClaimRequest) -> dict[str, Any]:
+        """Return the application's own columns, unless the driver could not quote their values."""
+        values = super().filled(ask)
+        if "NO_BACKSLASH_ESCAPES" in self.sql_mode:
+            for name, value in values.items():
+                if not isinstance(value, _SAFE_TYPES):
+                    raise ConfigError(
+                        f"the column {name} was filled with {type(value).__name__}, which drivers "
+                        "quote with backslashes, and this session has NO_BACKSLASH_ESCAPES: let "
+                        "its function return a str, or take that mode out of sql_mode"
+                    )
+        return values
 
     def complete(self, ask: CompleteRequest) -> Statement:
         """Store the success of a running owner, unless the server can never take its result."""
         size = len(ask.result.data)
-        if size > self.largest:
+        if 2 * size + _REST_OF_MESSAGE > self.largest:
             raise ValueRejected(
-                f"the result has {size} bytes, and the server's max_allowed_packet is "
-                f"{self.largest}; raise that, or lower the policy's max_result_bytes"
+                f"the result has {size} bytes, twice as many in a message, and the server's "
+                f"max_allowed_packet is {self.largest}; raise that, or lower the policy's "
+                "max_result_bytes"
             )
         return super().complete(ask)
 
@@ -265,16 +297,17 @@ class MySQLRecords(Records):
     def read(self, identity: Identity) -> Verb[Record | None]:
         """Read the record as anybody else sees it."""
         reply = yield self._table.read_committed(identity)
-        return record_of(unpacked(reply.rows[0]), identity) if reply.rows else None
+        return record_of(self._table.unpacked(reply.rows[0]), identity) if reply.rows else None
 
     def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
         """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""
         reply = yield question(_SESSION)
-        ((before, database, version, self._table.largest, rolls_back),) = reply.rows
+        ((before, database, version, largest, rolls_back, sql_mode, commits_each),) = reply.rows
         if isinstance(version, bytes):
             raise texts_as_bytes(WITH_UNICODE)
+        self._table.largest, self._table.sql_mode = largest, sql_mode
         self._check(database)
-        self.rolls_back = bool(rolls_back)
+        self.rolls_back, self.commits_each = bool(rolls_back), bool(commits_each)
         least = 0 if "MariaDB" in version else 1
         bound = max(1, math.ceil(seconds)) if wait else least
         yield question(_SET_LOCK_WAIT, bound)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal, overload
 
 from semel.errors import ConfigError
+from semel.stores.sql.mysql.statements import written_out
 from semel.stores.sql.verbs import Reply, Statement
 from semel.transactions import db_errors
 from semel.transactions._sync.links import (
@@ -51,6 +52,8 @@ class AsyncpgLink(AsyncPlainLink):
 
 
 # --- MySQL and MariaDB: PyMySQL and mysqlclient for threads, asyncmy for asyncio ---------
+#
+# The session is the application's: how its driver would quote our values there is not relied on.
 
 _IN_TRANSACTION: Final = 1
 """SERVER_STATUS_IN_TRANS: the server says so with each answer."""
@@ -76,7 +79,7 @@ class PyMySQLLink(PlainLink):
         return self.in_transaction() or not self._connection.get_autocommit()
 
     def execute(self, statement: Statement) -> Reply:
-        return self._driver.send(self._connection, statement)
+        return self._driver.send(self._connection, written_out(statement))
 
 
 class AsyncmyLink(AsyncPlainLink):
@@ -99,7 +102,7 @@ class AsyncmyLink(AsyncPlainLink):
         return self.in_transaction() or not self._connection.get_autocommit()
 
     async def execute(self, statement: Statement) -> Reply:
-        return await self._driver.send(self._connection, statement)
+        return await self._driver.send(self._connection, written_out(statement))
 
 
 class MySQLdbLink(PlainLink):
@@ -128,10 +131,11 @@ class MySQLdbLink(PlainLink):
     def execute(self, statement: Statement) -> Reply:
         # The default of the class: an application's own connection may have another.
         cursor = self._connection.cursor(self._connection.default_cursor)
+        sql, values, _, then = written_out(statement)
         try:
-            changed = cursor.execute(statement.sql, statement.parameters)
-            if statement.then is not None:
-                cursor.execute(statement.then.sql, statement.then.parameters)
+            changed = cursor.execute(sql, values)
+            if then is not None:
+                cursor.execute(then.sql, then.parameters)
             return Reply(list(cursor.fetchall()), changed)
         finally:
             cursor.close()

@@ -5,6 +5,8 @@ kind, url, ledger, policy as for operation.py, and `when`:
 connected   after its first call; then parent and child ask for the same keys at the same time
 running     inside the function; both return from it
 dying       inside the function; the parent is killed, the child stays
+
+`fork` is "seen" (os.fork) or "unseen": by C code, which calls none of Python's hooks.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ from common import effect, tell, wait
 
 from semel import AsyncIdempotency, Idempotency, LeaseLost, Policy, current_attempt
 
+sys.path.append(str(Path(__file__).parents[2]))
+from unseen import unseen_fork
+
 ORDERS = json.loads(sys.argv[1])
 KEYS = [f"key-{number}" for number in range(20)]
 POLICY = Policy(**ORDERS.get("policy", {}))
+fork = {"seen": os.fork, "unseen": unseen_fork}[ORDERS["fork"]]
 
 
 def act(key: str) -> str:
@@ -42,7 +48,7 @@ def connected() -> None:
     engine = Idempotency(ORDERS["url"])
     engine.execute("first", lambda: None)
     wait()
-    child = os.fork()
+    child = fork()
     inherited = open_databases()
     owners = [engine.execute(key, lambda key=key: act(key)) for key in KEYS]
     own = engine.execute(f"{os.getpid()}", lambda: act("own"))
@@ -67,8 +73,9 @@ async def connected_async() -> None:
 
     await engine.execute("first", lambda: asyncio.sleep(0))
     await asyncio.to_thread(wait)
-    child = os.fork()
+    child = fork()
     if child == 0:
+        asyncio._set_running_loop(None)  # as asyncio's own hook does
         asyncio.run(use())  # the loop is the parent's
         os._exit(0)
     await use()
@@ -80,7 +87,7 @@ def running() -> None:
 
     def work() -> str:
         effect(ORDERS["ledger"], "k")
-        child = os.fork()
+        child = fork()
         if child:
             os.waitpid(child, 0)
             wait()
@@ -96,7 +103,7 @@ def running() -> None:
 def fork_and_die() -> None:
     effect(ORDERS["ledger"], "k")
     parent = os.getpid()
-    if os.fork():
+    if fork():
         time.sleep(600)  # until it is killed
     os.kill(parent, signal.SIGKILL)
     wait()

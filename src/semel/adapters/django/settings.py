@@ -7,7 +7,6 @@ dotted path to it.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,6 +20,7 @@ from semel.adapters.django.running import AsyncDjangoIntegration, DjangoIntegrat
 from semel.adapters.wsgi import check_header_names
 from semel.aio import AsyncIdempotency
 from semel.core.policy import resolve
+from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.errors import ConfigError
 from semel.http.options import MiddlewareOptions, PathOptions
 from semel.http.requests import Request
@@ -107,7 +107,7 @@ def _in_capitals(name: str, said: str) -> str:
 # --- the engines that the settings ask for -------------------------------------------------------
 
 
-class Engines:
+class Engines(ForkAware):
     """The integrations of this process: one for all threads, and one for each event loop.
 
     They are made when they are first needed, and made anew when a test changes the settings.
@@ -117,9 +117,11 @@ class Engines:
         self._lock = threading.RLock()
         self._integration: DjangoIntegration | None = None
         self._integrations: dict[asyncio.AbstractEventLoop, AsyncDjangoIntegration] = {}
+        follow_forks(self)
 
     def integration(self) -> DjangoIntegration:
         """The integration for threads."""
+        notice_fork()
         with self._lock:
             if self._integration is None:
                 chosen = configured()
@@ -130,6 +132,7 @@ class Engines:
 
     def async_integration(self) -> AsyncDjangoIntegration:
         """The integration of the event loop that runs here."""
+        notice_fork()
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._integrations:
@@ -145,6 +148,7 @@ class Engines:
 
     def close(self) -> None:
         """Close the engine for threads."""
+        notice_fork()
         with self._lock:
             integration, self._integration = self._integration, None
         if integration is not None:
@@ -152,6 +156,7 @@ class Engines:
 
     async def aclose(self) -> None:
         """Close the engine of the event loop that runs here."""
+        notice_fork()
         with self._lock:
             integration = self._integrations.pop(asyncio.get_running_loop(), None)
         if integration is not None:
@@ -172,9 +177,6 @@ class Engines:
 ENGINES: Final = Engines()
 close = ENGINES.close
 aclose = ENGINES.aclose
-
-if hasattr(os, "register_at_fork"):  # pragma: no branch - Windows has no fork
-    os.register_at_fork(after_in_child=ENGINES.after_fork_in_child)
 
 
 def _changed(*, setting: str, **_: Any) -> None:

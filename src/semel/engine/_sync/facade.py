@@ -22,6 +22,7 @@ from semel import transactions
 from semel.core.attempts import Attempt, Outcome, Result
 from semel.core.codec import returned_by
 from semel.core.policy import Duration, Policy, seconds
+from semel.core.process import notice_fork
 from semel.core.records import Record, State
 from semel.core.schedules import Period
 from semel.decorating import KeySource, PayloadSource, Unknown
@@ -99,8 +100,13 @@ class Idempotency:
             cache_ttl=cache_ttl,
             max_waiting=max_waiting,
         )
-        self.internals = Runs(setup, setup.opened(open_store, url_or_store))
+        self._internals = Runs(setup, setup.opened(open_store, url_or_store))
+
+    @property
+    def internals(self) -> Runs:
         """For the integrations of semel itself: no part of the public API."""
+        notice_fork()
+        return self._internals
 
     def execute(
         self,
@@ -122,11 +128,11 @@ class Idempotency:
             >>> idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
             'paid'
         """
-        setup = self.internals.setup
+        setup = self._internals.setup
         setup.check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=hint)
-        attempt = self.internals.run(call, fn)
+        attempt = self._internals.run(call, fn)
         return attempt.result
 
     def run(
@@ -148,11 +154,11 @@ class Idempotency:
             >>> outcome.value, outcome.replayed, outcome.attempt.number
             ('paid', False, 1)
         """
-        setup = self.internals.setup
+        setup = self._internals.setup
         setup.check_function(fn)
         hint = returned_by(fn) if returns is None else returns
         call = setup.call(key, scope, payload, setup.rules(scope, policy), returns=hint)
-        return Outcome.of(self.internals.run(call, fn))
+        return Outcome.of(self._internals.run(call, fn))
 
     def consume(
         self,

@@ -26,6 +26,7 @@ from semel.transactions import warn_inside
 
 if TYPE_CHECKING:
     from semel.engine._sync.facade import Idempotency
+    from semel.engine._sync.runs import Runs
 
 D = TypeVar("D")
 
@@ -46,7 +47,6 @@ class Marks:
 
     def __init__(self, engine: Idempotency) -> None:
         self._engine = engine
-        self._runs = engine.internals
 
     def check(self, key: str, *, scope: str = "default") -> bool:
         """Tell whether it was done. An operation that still runs is not done."""
@@ -193,6 +193,10 @@ class Marks:
         return dict(zip(wanted, self._forget(identities) if wanted else [], strict=True))
 
     # --- below -----------------------------------------------------------------------------
+
+    @property
+    def _runs(self) -> Runs:
+        return self._engine.internals  # each time, which notices a fork
 
     @property
     def _store(self) -> Store:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from semel import events
 from semel.core.attempts import GIVING_BACK, Lease, Leases
+from semel.core.process import notice_fork
 from semel.core.records import Busy, Claimed, ClaimRequest, CompleteRequest
 from semel.engine.colours.threads import Timer
 from semel.engine.outcomes import (
@@ -70,6 +71,7 @@ class Renewer:
 
     def tick(self) -> float:
         """Renew the leases that are due and save unsaved results; return when to run again."""
+        notice_fork()  # after which nothing is due here
         again = math.inf
         # A server that hangs must not delay renewals on the others.
         for server, at in self._leases.place(self._store.server_of).items():
@@ -88,6 +90,7 @@ class Renewer:
 
     def _tick_beside(self, server: Hashable) -> float:
         """Do for one server what `tick` does; return when to run again."""
+        notice_fork()
         if server == GIVING_BACK:
             self._give_back_doubtful(monotonic(), math.inf)
             return self._leases.next_doubt()
@@ -122,6 +125,7 @@ class Renewer:
 
     def _report_lost(self) -> float:
         """Report leases that were not renewed in time; return when to look again."""
+        notice_fork()
         for lease in self._leases.newly_lost(monotonic()):
             self._events.announce(events.LostLease, lease)
         return self._leases.next_danger()
@@ -202,7 +206,8 @@ class Renewer:
                     retryable=True,
                     # An earlier attempt's payload is still compared; its own is not: nothing ran.
                     keep_fingerprint=answer.number > 1,
-                    ttl=UNWANTED_TTL,
+                    # Nor is the count of earlier attempts forgotten before its time.
+                    ttl=max(request.ttl, UNWANTED_TTL) if answer.number > 1 else UNWANTED_TTL,
                     ran=False,
                 )
         except Exception as error:  # noqa: BLE001 - the caller ends by what interrupted it

@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType
 from semel.core.attempts import RENEWALS_PER_LEASE, Attempt, Lease, innermost
 from semel.core.codec import encode_failure
 from semel.core.decide import Reject, Wait, decide, named
+from semel.core.process import notice_fork
 from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Encoded, Finished
 from semel.core.settings import BYPASSED
 from semel.engine._sync.renewing import Renewer
@@ -133,6 +134,7 @@ class Runs(Outcomes[Store]):
 
     def begin(self, call: Call) -> Attempt:
         """Become the one that runs, or get the answer of the one that did."""
+        notice_fork()
         if self.setup.disabled or BYPASSED.get():
             return ready(Attempt(call.identity, protected=False))
         limit = call.rules.wait_timeout
@@ -277,6 +279,7 @@ class Runs(Outcomes[Store]):
         lease = attempt.lease
         if lease is None:
             return value
+        notice_fork()
         try:
             kept = self.result_to_store(call, attempt, value)
             if lease not in self.leases:
@@ -325,6 +328,10 @@ class Runs(Outcomes[Store]):
         """Record a failure; never raises, so that the business error reaches the caller."""
         lease = attempt.lease
         if lease is None:
+            return
+        notice_fork()
+        if not lease.entered:  # interrupted before its function began: nothing has failed
+            self.settle(call, error, attempt)
             return
         recording = partial(self._record_failure, call, lease, error)
         if not isinstance(error, Exception):
@@ -379,7 +386,11 @@ class Runs(Outcomes[Store]):
 
     def _save_again(self, call: Call, attempt: Attempt, lease: Lease, value: object) -> None:
         """Save from the start, wherever it was interrupted: every step may be done twice."""
-        self._save(call, attempt, lease, self.result_to_store(call, attempt, value).encoded)
+        if lease.unsaved is None:
+            kept = self.result_to_store(call, attempt, value)
+            self._save(call, attempt, lease, kept.encoded)
+        else:
+            self._pass_on(call)  # It was left to the timer, which saves it alone.
 
     def _save(
         self,
@@ -438,6 +449,12 @@ class Runs(Outcomes[Store]):
 
     def _record_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         """Record the failure; if that is impossible, the lease ends by itself."""
+        if lease.failure is None:  # else it is recorded, and what came after was interrupted
+            self._tell_failure(call, lease, error)
+        self.leases.drop(lease)
+        self._pass_on(call)
+
+    def _tell_failure(self, call: Call, lease: Lease, error: BaseException) -> None:
         decision = self._verdict(call, lease, error)
         final = decision == "final"
         once_more = True
@@ -466,13 +483,12 @@ class Runs(Outcomes[Store]):
                 lease.failure = decision if recorded else None
                 self._announce_failure(lease, decision, error, recorded=recorded)
             break
-        self.leases.drop(lease)
-        self._pass_on(call)
 
     # --- the end of the engine -----------------------------------------------------------
 
     def close(self, timeout: float) -> None:
         """Take no new calls, and close after those that run."""
+        notice_fork()
         self.closed = True
         end = monotonic() + timeout
         own = self.held_here()

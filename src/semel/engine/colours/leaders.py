@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
@@ -22,8 +21,6 @@ class WaitingCall(Protocol):
 
 T = TypeVar("T")
 W = TypeVar("W", bound=WaitingCall)
-
-logger = logging.getLogger("semel")
 
 AFTER_FAILURE = 1.0
 """Seconds until a timer whose tick failed is there again."""

@@ -22,10 +22,10 @@ from semel.engine.colours.leaders import (
     Leaders,
     LeadersOfLoops,
     Reply,
-    logger,
     one_for,
 )
 from semel.errors import ConfigError, about
+from semel.events import logger
 from semel.stores.batching import loop_here, running_loop
 
 if TYPE_CHECKING:
@@ -273,12 +273,14 @@ class Timer:
             await asyncio.wait((self._ticking,))
 
     def _schedule(self, at: float) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
+        # The new one is there before the old one goes: an exception between them leaves one.
+        before = self._handle
         if math.isfinite(at):
             loop = asyncio.get_running_loop()
             wait = max(0.0, at - time.monotonic())
             self._handle = loop.call_later(wait, self._start)
+        if before is not None:
+            before.cancel()
 
     def _start(self) -> None:
         self.next = math.inf

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable
+from contextlib import suppress
 from inspect import CORO_CREATED, getcoroutinestate
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -19,10 +20,10 @@ from semel.engine.colours.leaders import (
     NoTimer,
     Reply,
     SharedRun,
-    logger,
     one_for,
 )
 from semel.errors import ConfigError, about
+from semel.events import logger
 
 if TYPE_CHECKING:
     from semel.core.attempts import Lease
@@ -199,7 +200,7 @@ class Timer:
         if at < self.next:
             with self._lock:
                 if at < self.next:  # else it was stopped meanwhile, or comes earlier anyway
-                    if self._thread is None:
+                    if self._thread is None or not self._thread.is_alive():
                         self._thread = self._started()
                     self._changed.notify()
                     # Last: after an exception on the way here, the next call tries again.
@@ -228,6 +229,15 @@ class Timer:
 
     def _run(self) -> None:
         me = threading.current_thread()
+        try:
+            self._serve(me)
+        finally:
+            with self._lock:
+                if self._thread is me:  # something was raised into this thread: another replaces it
+                    self._thread, self.next = None, math.inf
+                    self.due(time.monotonic() + AFTER_FAILURE)
+
+    def _serve(self, me: threading.Thread) -> None:
         while True:
             with self._lock:
                 while self._thread is me and self.next > time.monotonic():
@@ -242,8 +252,9 @@ class Timer:
             following = time.monotonic() + AFTER_FAILURE
             try:
                 following = self._tick()
-            except BaseException:  # noqa: BLE001 - nor a hook that exits leave attempts unrenewed
-                logger.exception("the timer failed; it goes on")
+            except BaseException:  # noqa: BLE001 - whatever it is, attempts must be renewed
+                with suppress(BaseException):
+                    logger.exception("the timer failed; it goes on")
             with self._lock:
                 self.next = min(self.next, following)
 

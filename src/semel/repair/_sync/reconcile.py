@@ -7,13 +7,14 @@ runs is remembered in memory alone: a restarted reconciler tries everything anew
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from random import random
 from time import monotonic
 from typing import Self, TypeVar
 
+from semel.core.observers import Log
 from semel.core.policy import Duration, seconds
+from semel.core.process import notice_fork
 from semel.core.records import Identity, Record, State
 from semel.errors import ConfigError, StoreError
 from semel.repair._sync.resolve import LEASE, Decider
@@ -44,7 +45,7 @@ from semel.sync import Idempotency
 
 T = TypeVar("T")
 
-logger = logging.getLogger("semel.repair")
+logger = Log("semel.repair")
 
 BATCH = 100
 """Records of one run that are looked into at least, if there are so many."""
@@ -137,6 +138,7 @@ class Reconciler:
         return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
     def _run(self, stopped: Callable[[], bool], *, full: bool = False) -> Report:
+        notice_fork()
         with self._background.one_at_a_time:
             return self._reconciliation.run(full=full, stopped=stopped)
 

@@ -23,6 +23,7 @@ import redis
 from redis.asyncio.cluster import ClusterNode
 from redis.exceptions import MovedError, SlotNotCoveredError
 
+from semel.core.process import ForkAware, follow_forks
 from semel.stores.redis import tasks
 from semel.stores.redis.commands import ScanStep, pack
 from semel.stores.redis.errors import DRIVER_ERRORS
@@ -129,18 +130,23 @@ class _Map(ABC):
 # --- threads ---------------------------------------------------------------------------------
 
 
-class ClusterTransport(_Map, Transport):
+class ClusterTransport(_Map, Transport, ForkAware):
     """A cluster: each command goes to the node that has its slot."""
 
     def __init__(self, connect: Callable[[], Any], where: str, timeout: float, **more: Any) -> None:
         super().__init__(where, timeout, **more)
         self._connect = connect
         self._client: Any = None
-        self._lock = threading.Lock()
+        self.after_fork_in_child()
         self._newcomers: dict[Address, Any] = {}
         self._connections_of: dict[str, Connections] = {}
-        self._reading_map = threading.Lock()
         self._maps_read = 0
+        follow_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Take new locks: no thread here will release one that the parent's threads hold."""
+        self._lock = threading.Lock()
+        self._reading_map = threading.Lock()
 
     @property
     def client(self) -> Any:

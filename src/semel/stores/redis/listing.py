@@ -12,7 +12,6 @@ believed, its index entry is put right. Listing and counting read every key and 
 from __future__ import annotations
 
 import base64
-import logging
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -20,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
+from semel.core.observers import Log
 from semel.core.records import AUDIT_SCOPE, GetRequest, Identity, Record, Request, State
 from semel.errors import ConfigError, StoreError
 from semel.stores.base import (
@@ -44,7 +44,7 @@ from semel.stores.redis.commands import (
 from semel.stores.redis.replies import read_record
 from semel.stores.redis.retry import certain
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 _COUNT_STEP = 1000
 _WIDEST_STEP = 10_000

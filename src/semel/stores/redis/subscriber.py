@@ -11,13 +11,13 @@ Redis 7).
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from redis.exceptions import AskError, ResponseError
 
+from semel.core.process import ForkAware, follow_forks, leave_alone, notice_fork
 from semel.core.records import Ended
 from semel.errors import RecordUnreadable
 from semel.stores.listening import OnLost, Reopen, Subscriptions
@@ -166,7 +166,7 @@ class AsyncRedisSubscriber(_Subscriber, asyncio.Protocol):
 L = TypeVar("L")
 
 
-class RedisListeners(Generic[L]):
+class RedisListeners(ForkAware, Generic[L]):
     """The listeners of one store, one for each server."""
 
     def __init__(
@@ -179,16 +179,17 @@ class RedisListeners(Generic[L]):
         self._new_listener = listener
         self._new_subscriber = subscriber
         self._commands = ChannelCommands()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
         self._listeners: dict[str, L] = {}
+        follow_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Listen on connections of its own: nothing reads the parent's here."""
+        leave_alone(self._listeners)
+        self._listeners = {}
 
     def listener(self, channel: bytes) -> L:
         """Return the listener to the server that has the record."""
-        if self._pid != os.getpid():
-            self._begin()  # forked: the connections are the parent's, and nobody reads them here
+        notice_fork()
         name, server = self._transport.connector_of(channel)
         known = self._listeners.get(name)
         if known is not None:

@@ -32,9 +32,9 @@ from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as TimedOut
 
+from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.batching import has_ended, loop_here, only_loop
-from semel.stores.forking import follow_forks
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
@@ -188,9 +188,10 @@ class Connection(asyncio.Protocol):
                 if type(reply) is PushNotification:
                     continue  # news of the server (RESP3) that nobody asked for
                 if self._held is None:
-                    self._pass_on(waiting.popleft(), reply)
+                    self._pass_on(waiting[0], reply)
                 else:
-                    self._held.append((waiting.popleft(), reply))
+                    self._held.append((waiting[0], reply))
+                waiting.popleft()  # last: whatever is raised above, it is still waited for
         except (InvalidResponse, IndexError) as garbled:
             self.end(Disconnected(f"the server's replies cannot be read: {garbled}"))
 
@@ -299,7 +300,8 @@ class SharedTask(Generic[T]):
         """Begin the work, unless it is under way; nobody has to wait for it."""
         if self._closed:
             raise _closed()
-        if self.task is None:
+        # One that has ended may still be noted: an exception may have struck before its call-back.
+        if self.task is None or self.task.done():
             self.task = asyncio.get_running_loop().create_task(work())
             self.task.add_done_callback(self._ended)
         return self.task
@@ -315,7 +317,7 @@ class SharedTask(Generic[T]):
             raise
 
     def _ended(self, task: asyncio.Task[T]) -> None:
-        self.task = None
+        self.task = None if self.task is task else self.task  # else another has begun since
         if not task.cancelled():
             task.exception()  # raised to those who wait; if nobody does any more, to nobody
 
@@ -327,7 +329,7 @@ class SharedTask(Generic[T]):
             await asyncio.wait((self.task,))
 
 
-class SharedConnection:
+class SharedConnection(ForkAware):
     """The connection of many tasks: the first one that finds none open opens it for all."""
 
     def __init__(self, pool: Any, timeout: float, **callbacks: Any) -> None:
@@ -336,17 +338,14 @@ class SharedConnection:
         self._new: Callable[[Any], Connection] = partial(Connection, timeout=timeout, **callbacks)
         self.connection: Connection | None = None
         """The connection that was opened last; it may be broken by now."""
+        self._held: list[Any] = []
+        """What the pool gave, until it is given back: taken and given in one step each."""
         self._opening = SharedTask[Connection]()
         follow_forks(self)
 
-    def before_fork(self) -> None:
-        """Do nothing: what is under way comes back in the parent."""
-
-    def after_fork_in_parent(self) -> None:
-        """Continue as before the fork."""
-
     def after_fork_in_child(self) -> None:
         """Leave the connection alone, also where the parent's loop seems to run in the child."""
+        self._opening = SharedTask[Connection]()
         if self.connection is not None:
             self.connection.leave_to_parent()
 
@@ -368,16 +367,17 @@ class SharedConnection:
         # Twice: redis-py's own timeout must end first, because it knows the reason.
         async with asyncio.timeout(2 * self._timeout):
             await self._release()
-            connection = await take_connection(self._pool)
-        self.connection = self._new(connection)
+            self._held.append(await take_connection(self._pool))
+        self.connection = self._new(self._held[-1])
         return self.connection
 
     async def _release(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.end(_closed())
-            await connection.connection.disconnect(nowait=True)
-            await self._pool.release(connection.connection)
+        if self.connection is not None:
+            self.connection.end(_closed())
+            self.connection = None
+        while self._held:
+            await self._held[-1].disconnect(nowait=True)
+            await self._pool.release(self._held.pop())
 
     async def close(self) -> None:
         """Close the connection for good, and give it back."""
@@ -404,6 +404,7 @@ class Connections:
 
     def ready(self, *, urgent: bool = False) -> Connection | None:
         """Return the connection for a command, if one is open."""
+        notice_fork()
         connection = self.calls.connection
         if connection is None or connection.broken:
             # No connection may be had any more: what is open still keeps the leases.
@@ -476,6 +477,7 @@ class AsyncTransport(ABC):
 
     async def close(self) -> None:
         """Close what was opened for this transport; a client of the application stays open."""
+        notice_fork()
         ended = has_ended(self._loop, self.where)
         self._closed = True
         # Never used, nothing is open; and redis-py would make an event loop where none is running.
@@ -520,6 +522,7 @@ class AsyncServerTransport(AsyncTransport):
 
     def ask(self, command: Command[Answer], *, urgent: bool = False) -> Awaitable[Answer]:
         """Send one command: straight through a connection that is open."""
+        notice_fork()
         connection = self._connections.calls.connection
         if (
             connection is None

@@ -14,7 +14,6 @@ twice, so a round trip that finds it closed is simply made again on a new one.
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from redis import exceptions as driver
 from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import ResponseError
 
+from semel.core.process import ForkAware, follow_forks, leave_alone, notice_fork
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import LARGE, Command, ScanStep
@@ -103,43 +103,45 @@ class Connection:
     So none is lost when an exception of a signal handler strikes between two steps.
     """
 
-    __slots__ = ("_pool", "connection", "parser", "taken")
+    __slots__ = ("_held", "_pool", "connection", "parser", "taken")
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self.taken = 0.0
         """When it was last taken, for those who ask."""
-        self.connection: Any = None
-        self.connection = take_connection(pool)
+        self._held: list[Any] = []
+        """The connection, until it is given back: taken and given in one step, and never twice."""
+        self._held.append(take_connection(pool))
+        [self.connection] = self._held
         self.parser = parser_of(self.connection)
 
     def release(self) -> None:
         """Give the connection back to the pool as it is."""
-        connection, self.connection = self.connection, None
-        self._pool.release(connection)
+        self._pool.release(self._held.pop())
 
     def end(self) -> None:
         """Close the connection, and give it back."""
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.disconnect()
-            self._pool.release(connection)
+        if self._held:
+            self._held[0].disconnect()  # struck here, it is still held, and ended once more
+            self.release()
 
     __del__ = end
 
 
-class Connections:
+class Connections(ForkAware):
     """The connections to one server."""
 
     def __init__(self, pool: Any, *, keep: bool) -> None:
         self.pool = pool
         self._keep = keep
         self._closed = False
-        self._begin()
-
-    def _begin(self) -> None:
         self._idle: list[Connection] = []
-        self._pid = os.getpid()
+        follow_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Start with no connection: these are the parent's."""
+        leave_alone(self._idle)
+        self._idle = []
 
     def exchange(self, commands: Sequence[bytes]) -> list[Reply | Exception]:
         """Send commands in one round trip; an error that the server answers is a reply, too."""
@@ -184,9 +186,7 @@ class Connections:
         self.drop()
 
     def _take(self) -> Connection:
-        if self._pid != os.getpid():
-            self._inherited = self._idle  # forked: these connections are the parent's, left alone
-            self._begin()
+        notice_fork()
         with suppress(IndexError):  # none is idle; not the reason of what connecting may raise
             return self._idle.pop()
         return Connection(self.pool)

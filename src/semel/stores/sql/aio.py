@@ -17,6 +17,7 @@ from queue import Empty
 from time import monotonic
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
+from semel.core.process import ForkAware, follow_forks, leave_alone, notice_fork
 from semel.core.records import (
     ClaimRequest,
     CompleteRequest,
@@ -35,7 +36,6 @@ from semel.stores.batching import (
     has_ended,
     only_loop,
 )
-from semel.stores.forking import follow_forks, leave_alone
 from semel.stores.sql.batch import (
     by_digest,
     each_its_own,
@@ -439,7 +439,7 @@ AsyncConnect: TypeAlias = Callable[[Deadline], Awaitable[AsyncOwnSession]]
 """How a connection is opened, for a call with this deadline."""
 
 
-class AsyncPool:
+class AsyncPool(ForkAware):
     """Connections that are opened when they are needed, and kept for the next call.
 
     Not a driver's: psycopg_pool connects in the background, so that a caller does not learn why it
@@ -481,6 +481,7 @@ class AsyncPool:
 
     async def take(self, deadline: Deadline) -> AsyncOwnSession:
         """Take a connection out, or open one."""
+        notice_fork()
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} was closed")
         self._loop = only_loop(self._loop, self.place)
@@ -502,6 +503,7 @@ class AsyncPool:
 
     async def take_open(self, deadline: Deadline) -> AsyncOwnSession | None:
         """Take out an idle connection, if there is one."""
+        notice_fork()
         try:
             slot = await self._slots.get(block=False)
         except Empty:
@@ -543,6 +545,7 @@ class AsyncPool:
 
     async def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
+        notice_fork()
         # Of a loop that goes on, it is refused.
         has_ended(None if self._closes_anywhere else self._loop, self.place)
         self._closed = True
@@ -560,12 +563,6 @@ class AsyncPool:
                     return session
                 await session.close()
         return None
-
-    def before_fork(self) -> None:
-        """Do nothing: nothing is left half done that the child would see."""
-
-    def after_fork_in_parent(self) -> None:
-        """Do nothing: the pool did not stop for the fork."""
 
     def after_fork_in_child(self) -> None:
         """Start with no connection: these sockets are the parent's."""

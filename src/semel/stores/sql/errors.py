@@ -184,7 +184,11 @@ class Deadline:
         self._repeats += 1
         self.first = self.first or error
         pause = self.next_pause()
-        return pause if time.monotonic() + pause < end else None
+        if time.monotonic() + pause >= end:
+            return None
+        # Its frames know this deadline: what they hold would stay until the garbage collector runs.
+        error.__traceback__ = None
+        return pause
 
     def check(self) -> None:
         """Spare the rest of a call the wait for a server that did not answer its first part."""

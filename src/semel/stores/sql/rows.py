@@ -9,12 +9,12 @@ While a record is PROCESSING it has no result, and `result_payload` holds its `r
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from semel.core.observers import Log
 from semel.core.records import Encoded, Identity, Record, State
 from semel.errors import ConfigError, RecordUnreadable
 from semel.stores.base import Page
@@ -207,7 +207,7 @@ def stamp_or_none(moment: float | None) -> int | None:
 # --- listings ------------------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 def listed(rows: Iterable[Row]) -> list[Record]:

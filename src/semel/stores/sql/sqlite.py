@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
@@ -297,6 +299,13 @@ class FileSource:
         """Close the connection."""
         connection.close()
 
+    def disown(self, connection: sqlite3.Connection) -> None:
+        """Close the connection, and leave the log to the processes that still use it."""
+        with suppress(sqlite3.Error):
+            if sys.version_info >= (3, 12):
+                connection.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)
+            connection.close()
+
     def _expect_table(self, connection: sqlite3.Connection) -> None:
         if _version(connection, self._table) is None and not _has_table(connection, self._table):
             raise ConfigError(
@@ -375,6 +384,8 @@ class GivenSource:
 
     def release(self, connection: sqlite3.Connection) -> None:
         """Leave it open: the application opened it, and closes it."""
+
+    disown = release
 
 
 def _file_id(path: str) -> FileId | None:

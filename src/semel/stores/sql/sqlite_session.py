@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
+from semel.core.process import ForkAware, follow_forks, leave_alone
 from semel.core.records import Identity
 from semel.errors import (
     ConfigError,
@@ -26,7 +27,6 @@ from semel.errors import (
     ValueRejected,
 )
 from semel.stores.batching import ALONE
-from semel.stores.forking import follow_forks
 from semel.stores.sql.sqlite_statements import SIZES, SQLiteOperation
 from semel.stores.sql.verbs import Reply
 
@@ -210,8 +210,17 @@ class Source(Protocol):
         """Take the connection back."""
         ...
 
+    def disown(self, connection: sqlite3.Connection) -> None:
+        """Take back a connection that this process inherited through a fork."""
+        ...
 
-class Session:
+
+_torn_by_forks: set[str] = set()
+"""Databases with a transaction under way when this process was forked: SQLite believes that the
+process has the parent's locks, on every connection to the same file."""
+
+
+class Session(ForkAware):
     """Runs jobs on a connection that is opened on first use."""
 
     def __init__(self, source: Source) -> None:
@@ -219,7 +228,7 @@ class Session:
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._torn_by_fork = False
+        self._at_rest = False
         self._repeats = self._blamed = False
         follow_forks(self)
 
@@ -290,7 +299,7 @@ class Session:
     def _ready(self) -> sqlite3.Connection:
         if self._closed:
             raise StoreUnavailable(f"the store on {self._source.place} is closed")
-        if self._torn_by_fork:
+        if self._source.place in _torn_by_forks:
             raise StoreUnavailable(
                 f"this process was forked during a transaction on {self._source.place}; "
                 "SQLite cannot be used safely in it"
@@ -308,9 +317,10 @@ class Session:
             raise
 
     def _release(self) -> None:
-        if self._connection is not None:
-            self._source.release(self._connection)
-            self._connection = None
+        # Taken out first: struck by an exception, it must not stay here, closed, for every call.
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._source.release(connection)
 
     def _peek(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
         """Answer what needs no write without the write lock, up to the first that does.
@@ -442,19 +452,28 @@ class Session:
 
     def before_fork(self) -> None:
         """Close the connection, once its transaction has ended."""
-        longest = 2 * self._source.timeout + 1.0
-        self._torn_by_fork = not self._lock.acquire(timeout=longest)
-        if not self._torn_by_fork:
+        self._at_rest = self._lock.acquire(timeout=2 * self._source.timeout + 1.0)
+        if self._at_rest:
             self._release()
 
-    def after_fork_in_parent(self) -> None:
+    def after_fork(self) -> None:
         """Release the lock; the next operation opens a connection again."""
-        if not self._torn_by_fork:
+        if self._at_rest:
+            self._at_rest = False
             self._lock.release()
-        self._torn_by_fork = False
 
     def after_fork_in_child(self) -> None:
-        """Start with a new lock, which is free."""
+        """Start with a new lock, unless a transaction was under way.
+
+        A connection that an unseen fork left open is closed before another one is opened. SQLite
+        forgets its locks by that; in the system the child has none, and the parent keeps its own.
+        """
+        connection, self._connection = self._connection, None
+        if self._lock.locked():
+            _torn_by_forks.add(self._source.place)
+            leave_alone(connection)
+        elif connection is not None:
+            self._source.disown(connection)
         self._lock = threading.Lock()
 
 

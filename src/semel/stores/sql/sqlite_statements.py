@@ -10,7 +10,6 @@ goes on meanwhile. With a statement for each, the lock is fought for at every on
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from semel.core import judge
+from semel.core.observers import Log
 from semel.core.records import (
     AUDIT_SCOPE,
     Abandoned,
@@ -313,7 +313,7 @@ def _noted(codec: str | None, now: float) -> float | None:
 
 # --- the verbs ----------------------------------------------------------------------------
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 UPDATES_MANY: Final = (3, 33)
 """The version of SQLite that learned to update from a list of values."""

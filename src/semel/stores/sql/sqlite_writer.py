@@ -23,9 +23,9 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.errors import StoreUnavailable
 from semel.stores.batching import NextBatches, running_loop
-from semel.stores.forking import follow_forks
 from semel.stores.sql.sqlite_session import PENDING, Job, Session
 from semel.stores.thread_batching import ThreadQueue, Turn
 
@@ -54,6 +54,7 @@ class Combiner(ThreadQueue[_Waiter]):
 
     def run(self, operations: Sequence[Any]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them."""
+        notice_fork()
         while True:
             waiter = _Waiter(operations)
             self.take_turn(waiter)
@@ -63,6 +64,7 @@ class Combiner(ThreadQueue[_Waiter]):
 
     def close(self) -> None:
         """Close the session after the running transaction; callers in the queue are rejected."""
+        notice_fork()
         self._session.close()
 
     def serve(self, leader: _Waiter) -> None:
@@ -123,7 +125,7 @@ class _LoopQueue:
         """All, while one of them may run out of time."""
 
 
-class Writer:
+class Writer(ForkAware):
     """Runs the operations of many tasks on one session."""
 
     def __init__(self, session: Session, timeout: float) -> None:
@@ -152,6 +154,7 @@ class Writer:
 
     def submit(self, operations: Sequence[Any]) -> asyncio.Future[list[Any]]:
         """Ask the thread to run the operations."""
+        notice_fork()
         job = _Awaited(operations)
         if self._closed:
             raise self._closed_error()
@@ -179,7 +182,8 @@ class Writer:
             if self._closed:  # by another loop
                 _reject(jobs, self._closed_error())
                 return
-            if self._thread is None:
+            # Something may have been raised in it that nobody could answer for.
+            if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._serve, name="semel-sqlite", daemon=True)
                 try:
                     thread.start()
@@ -196,6 +200,7 @@ class Writer:
 
     async def close(self) -> None:
         """Finish what was asked for, then end the thread and close the session."""
+        notice_fork()
         queue = self._loops.get(running_loop()) if self._loops else None
         if queue is not None and not self._closed:
             self._hand_over(queue)
@@ -260,12 +265,6 @@ class Writer:
             loop.call_later(jobs[0].since + self._longest_wait - now, self._check_waiting, loop)
         else:
             self._loops.pop(loop, None)
-
-    def before_fork(self) -> None:
-        """Do nothing: the thread works on the session, which comes to rest by itself."""
-
-    def after_fork_in_parent(self) -> None:
-        """Do nothing: see `before_fork`."""
 
     def after_fork_in_child(self) -> None:
         """Start without a thread: the parent's is not here, nor are the tasks it served."""

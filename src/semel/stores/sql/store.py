@@ -16,6 +16,7 @@ from queue import Empty
 from time import monotonic, sleep
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
+from semel.core.process import ForkAware, follow_forks, leave_alone, notice_fork
 from semel.core.records import (
     ClaimRequest,
     CompleteRequest,
@@ -26,7 +27,6 @@ from semel.core.records import (
 from semel.errors import IdempotencyError, StoreError, StoreUnavailable
 from semel.stores.base import Store
 from semel.stores.batching import ALONE, MOST_BYTES, Alone
-from semel.stores.forking import follow_forks, leave_alone
 from semel.stores.sql.batch import (
     by_digest,
     each_its_own,
@@ -431,7 +431,7 @@ Connect: TypeAlias = Callable[[Deadline], OwnSession]
 """How a connection is opened, for a call with this deadline."""
 
 
-class Pool:
+class Pool(ForkAware):
     """Connections that are opened when they are needed, and kept for the next call.
 
     Not a driver's: psycopg_pool connects in the background, so that a caller does not learn why it
@@ -472,6 +472,7 @@ class Pool:
 
     def take(self, deadline: Deadline) -> OwnSession:
         """Take a connection out, or open one."""
+        notice_fork()
         if self._closed:
             raise StoreUnavailable(f"the store on {self.place} was closed")
         try:
@@ -492,6 +493,7 @@ class Pool:
 
     def take_open(self, deadline: Deadline) -> OwnSession | None:
         """Take out an idle connection, if there is one."""
+        notice_fork()
         try:
             slot = self._slots.get(block=False)
         except Empty:
@@ -533,6 +535,7 @@ class Pool:
 
     def close(self) -> None:
         """Close the connections; those that are lent out, when they come back."""
+        notice_fork()
         # Of a loop that goes on, it is refused.
         self._closed = True
         with suppress(IndexError):
@@ -549,12 +552,6 @@ class Pool:
                     return session
                 session.close()
         return None
-
-    def before_fork(self) -> None:
-        """Do nothing: nothing is left half done that the child would see."""
-
-    def after_fork_in_parent(self) -> None:
-        """Do nothing: the pool did not stop for the fork."""
 
     def after_fork_in_child(self) -> None:
         """Start with no connection: these sockets are the parent's."""

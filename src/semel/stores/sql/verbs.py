@@ -61,6 +61,7 @@ from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.stores.sql.rows import COLUMNS, Row, seconds, to_record
 
 T = TypeVar("T")
+R = TypeVar("R", RenewRequest, CompleteRequest, FailRequest)
 P = ParamSpec("P")
 
 
@@ -281,24 +282,38 @@ class SwapVerbs:
     @operation
     def renew(self, ask: RenewRequest) -> Verb[bool]:
         """Extend the owner's lease from now."""
-        reply = yield self._table.renew(ask)
-        return reply.changed > 0
+        return (yield from self._as_owner(ask, self._table.renew(ask), judge.renew))
 
     @operation
     def complete(self, ask: CompleteRequest) -> Verb[bool]:
         """Store the owner's success."""
-        if (yield self._table.complete(ask)).changed:
-            return True
-        stored = yield from self._read(ask.identity)
-        return stored is not None and judge.complete(stored, ask, stored.now) is stored
+        return (yield from self._as_owner(ask, self._table.complete(ask), judge.complete))
 
     @operation
     def fail(self, ask: FailRequest) -> Verb[bool]:
         """Store the owner's failure."""
-        if (yield self._table.fail(ask)).changed:
-            return True
-        stored = yield from self._read(ask.identity)
-        return stored is not None and judge.fail(stored, ask, stored.now) is stored
+        return (yield from self._as_owner(ask, self._table.fail(ask), judge.fail))
+
+    def _as_owner(
+        self, ask: R, write: Statement, rule: Callable[[Record, R, float], Record | None]
+    ) -> Verb[bool]:
+        """Write to the record of a running owner; what was written before stays.
+
+        A write that misses the record proves nothing: the node of a cluster that got it may not
+        have applied the claim yet. The record decides, and a running owner's is written again.
+        """
+        for _ in range(ROUNDS):
+            if (yield write).changed:
+                return True
+            stored = yield from self._read(ask.identity)
+            record = None if stored is None else rule(stored, ask, stored.now)
+            if record is None or record is stored:
+                return record is not None
+        raise StoreUnavailable(
+            f"the record of {ask.identity.scope!r} / {ask.identity.key!r} in {self._table.name} is "
+            f"there, and none of {ROUNDS} writes reached it (a cluster's node that lags?); try "
+            "again"
+        )
 
     @operation
     def get(self, ask: GetRequest) -> Verb[Record | None]:
@@ -349,10 +364,14 @@ def record_of(row: Row, identity: Identity) -> Record:
 
 
 class Dialect(Protocol):
-    """The verbs on one table. Transactional mode needs two; a store has one for each request."""
+    """The verbs on one table. Transactional mode needs three; a store has one for each request."""
 
     def claim(self, ask: ClaimRequest) -> Operation[Claim]:
         """Ask to run the operation."""
+        ...
+
+    def renew(self, ask: RenewRequest) -> Operation[bool]:
+        """Extend the owner's lease from now."""
         ...
 
     def complete(self, ask: CompleteRequest) -> Operation[bool]:
@@ -362,10 +381,6 @@ class Dialect(Protocol):
 
 class BatchVerbs(Dialect, Protocol):
     """The verbs of a server, for one request and for many of one kind."""
-
-    def renew(self, ask: RenewRequest) -> Operation[bool]:
-        """Extend the owner's lease from now."""
-        ...
 
     def batches_of(self, asks: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """List the batches that are sent for these requests; one in none is asked for alone."""

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from semel.core.policy import Duration, seconds
+from semel.core.process import notice_fork
 from semel.core.records import Identity, Request
 from semel.errors import StoreError
 from semel.stores.base import AsyncStore, AsyncWatch
@@ -118,6 +119,7 @@ class AsyncTieredStore(AsyncStore):
 
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one request: the front if it may, else SQL."""
+        notice_fork()
         if not self._tier.concerns(request):
             return self.behind.ask(request)
         return self._ask_both(request)
@@ -140,6 +142,7 @@ class AsyncTieredStore(AsyncStore):
 
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer each: one round trip to the front, one to SQL for what is left."""
+        notice_fork()
         found = await self._front.look([self._tier.question(request) for request in requests])
         answers: list[Any] = list(map(self._tier.answer, requests, found))
         left = [place for place, answer in enumerate(answers) if answer is None]

@@ -15,7 +15,6 @@ written by the scripts (lua/front.lua has the table); this is the body:
 from __future__ import annotations
 
 import enum
-import logging
 import random
 import struct
 from collections.abc import Mapping, Sequence
@@ -24,10 +23,11 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
+from semel.core.observers import Log
+from semel.core.process import ForkSafeLock
 from semel.core.records import Encoded, Identity
 from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreFull
 from semel.stores.base import AsyncStore, Store
-from semel.stores.forking import ForkSafeLock
 from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.redis.commands import Command, KeyLayout, load, microseconds, milliseconds
 from semel.stores.urls import BACKENDS, TIER_OPTIONS, did_you_mean
@@ -210,7 +210,7 @@ def looks(
 
 # --- when it is asked: not again and again while it is down ---------------------------------
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0

@@ -33,6 +33,7 @@ from typing import Any, Final, TypeAlias, TypeGuard
 from msgspec import Struct
 from msgspec.structs import replace
 
+from semel.core.process import ForkSafeLock
 from semel.core.records import (
     Busy,
     Claimed,
@@ -51,7 +52,6 @@ from semel.core.records import (
     TouchRequest,
 )
 from semel.errors import StoreError, StoreUnavailable
-from semel.stores.forking import ForkSafeLock
 from semel.stores.redis.commands import SMALLEST_LIMIT, Command
 from semel.stores.tiered.front import ABOVE_ALL, Calls, Found, Kind, Look, pack_body
 

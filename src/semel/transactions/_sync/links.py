@@ -204,8 +204,10 @@ class SQLAlchemyLink(Link):
         return nested
 
     def execute(self, statement: Statement) -> Reply:
+        if self._core.invalidated:
+            raise db_errors.lost_error()
         # After a commit the driver's connection may be another caller's already, by the pool.
-        if not self._nested.is_active or self._core.invalidated:
+        if not self._nested.is_active:
             raise db_errors.ended_error()
         try:
             return self._driver.execute(statement)

@@ -212,32 +212,51 @@ def driver_arguments(address: Address, timeout: float) -> dict[str, Any]:
     return arguments
 
 
-FIRST_QUESTION: Final = "SELECT VERSION()"
-"""The answer shows whether an application's own connection returns texts, or bytes for them."""
+FIRST_QUESTION: Final = "SELECT _utf8mb4 x'F09F8E89'"
+"""The answer shows whether an application's own connection returns texts, or bytes for them, and
+whether it writes and reads them as UTF-8."""
 
 
 def check_first_answer(row: Any) -> None:
-    """Refuse a connection that was opened with use_unicode=False."""
-    if isinstance(row[0], bytes):
+    """Refuse a connection that would garble keys, or was opened with use_unicode=False."""
+    (text,) = row
+    if isinstance(text, bytes):
         raise texts_as_bytes(WITH_UNICODE)
+    if text != "\N{PARTY POPPER}":
+        raise ConfigError(
+            "this connection garbles texts, and keys would be mistaken for others: open it with "
+            "charset='utf8mb4'"
+        )
 
 
 _NO_LOCK_WAIT: Final = "/*M! 0 */ /*!80000 1 */"
 """The least that each server takes, in seconds. Each of these comments is read by one of them."""
 
 
-def settings(timeout: float, *, waits_for_locks: bool = True) -> str:
-    """Write the statement that sets a session up, whatever the server's defaults are."""
-    return (
-        "SET SESSION autocommit = 1, time_zone = '+00:00', sql_notes = 0, "
-        # Strict: a value that does not fit is an error, never cut. And without
-        # NO_BACKSLASH_ESCAPES, under which the drivers would quote bytes wrongly.
-        "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', "
-        # For a table that is locked as a whole. Longer than the driver waits: the server would call
-        # it by the name of a locked row, which is waited for in another way.
-        f"lock_wait_timeout = {ceil(timeout) + 1}, "
-        f"innodb_lock_wait_timeout = {lock_wait(timeout) if waits_for_locks else _NO_LOCK_WAIT}"
-    )
+UNKNOWN_VARIABLE: Final = 1193
+"""What a server answers that was built without Galera."""
+
+
+class SessionSettings:
+    """The statement that sets a session up, whatever the server's defaults are."""
+
+    def __init__(self, timeout: float, *, waits_for_locks: bool) -> None:
+        self.without_galera = (
+            "SET SESSION autocommit = 1, time_zone = '+00:00', sql_notes = 0, "
+            # An application may have opened it with charset='utf8', which lacks many characters.
+            "character_set_client = utf8mb4, character_set_connection = utf8mb4, "
+            "character_set_results = utf8mb4, "
+            # Strict: a value that does not fit is an error, never cut. And without
+            # NO_BACKSLASH_ESCAPES, under which the drivers would quote bytes wrongly.
+            "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', "
+            # For a table that is locked as a whole. Longer than the driver waits: the server would
+            # call it by the name of a locked row, which is waited for in another way.
+            f"lock_wait_timeout = {ceil(timeout) + 1}, "
+            f"innodb_lock_wait_timeout = {lock_wait(timeout) if waits_for_locks else _NO_LOCK_WAIT}"
+        )
+        # In a Galera cluster, reads, updates and deletes then wait until their node has applied
+        # what others had committed before. Without a cluster it changes nothing.
+        self.sql = f"{self.without_galera}, wsrep_sync_wait = 3"
 
 
 def lock_wait(timeout: float) -> int:

@@ -14,9 +14,12 @@ from typing import Any, Final, TypeVar, Unpack
 from semel.stores.sql.aio import AsyncExecutor, AsyncPool, AsyncServerStore, AsyncSession, drive
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.mysql import errors, tasks
-from semel.stores.sql.mysql.addresses import Options, lock_wait, set_up, settings
+from semel.stores.sql.mysql.addresses import Options, SessionSettings, lock_wait, set_up
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
+    LOCKED,
+    PROBE,
+    OutOfSync,
     check_size,
     code_of,
     is_lost,
@@ -69,13 +72,9 @@ class AsyncMySQLStore(AsyncServerStore):
         schema = MySQLSchema(self.table.name, lock_wait(setup.timeout), autocreate=setup.autocreate)
 
         def pool(size: int, *, waits_for_locks: bool = False) -> AsyncPool:
-            opened = partial(
-                open_session,
-                setup.connect,
-                setup.place,
-                setup.timeout,
-                waits_for_locks=waits_for_locks,
-            )
+            session_settings = SessionSettings(setup.timeout, waits_for_locks=waits_for_locks)
+            least = least_time(setup.timeout, waits_for_locks=waits_for_locks)
+            opened = partial(open_session, setup.connect, setup.place, session_settings, least)
             return AsyncPool(opened, errors, setup.place, max_size=size, closes_anywhere=True)
 
         calls = pool(setup.max_size, waits_for_locks=True)
@@ -169,6 +168,10 @@ class AsyncMySQLSession(AsyncSession):
         try:
             return await self._sender.send(statement, statement_time(self._deadline, self._least))
         except BaseException as error:
+            if code_of(error) == LOCKED:
+                if not statement.writes:
+                    raise OutOfSync(f"{self._place} is behind its cluster, or out of it") from None
+                await self._send(PROBE)
             if is_lost(error):
                 self._deadline.bytes_lost = message_size(self.connection, statement)
             # Cancelled or lost: what comes next on it may be an old answer.
@@ -187,13 +190,10 @@ class AsyncMySQLSession(AsyncSession):
 async def open_session(
     connect: tasks.Connect,
     place: str,
-    timeout: float,  # noqa: ASYNC109 - of the store's calls
+    session_settings: SessionSettings,
+    least: float,
     deadline: Deadline,
-    *,
-    waits_for_locks: bool,
 ) -> AsyncMySQLSession:
     """Open a connection and set it up, in the time of a call."""
-    session_settings = settings(timeout, waits_for_locks=waits_for_locks)
-    least = least_time(timeout, waits_for_locks=waits_for_locks)
     connection = await tasks.open_connection(connect, session_settings, deadline.left)
     return AsyncMySQLSession(connection, place, least)

@@ -8,6 +8,7 @@ This module decides. It never sleeps and touches no connection.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -31,24 +32,56 @@ LOCKED: Final = 1205
 TLS_REFUSED: Final = 2026
 
 _REPEATED: Final = frozenset({
-    1205,  # lock wait timeout: another transaction holds the row
+    1205,  # lock wait timeout: another transaction holds the row; or wsrep_sync_wait took too long
     1213,  # deadlock: this statement was chosen to give way
+    3101,  # group replication: another member changed the row first
 })  # fmt: skip
 """The statement was undone as a whole; sent again, it may well succeed."""
 
-_LOST: Final = frozenset({
-    0,     # PyMySQL and asyncmy: the connection is closed already
-    1053,  # the server is shutting down
-    1153,  # larger than max_allowed_packet: the server says so, if at all, and hangs up
-    1927,  # MariaDB: the connection was killed
-    2006,  # the server has gone away
-    2013,  # the connection was lost while waiting for the answer
-    2014,  # an answer was left half read
-    2055,  # the same as 2013, with the system's reason
-    3169,  # MySQL: the session was killed
-    4031,  # MySQL: idle for too long
-})  # fmt: skip
+BROKEN: Final[Mapping[int, str]] = {
+    0: "closed already (PyMySQL and asyncmy)",
+    1053: "the server is shutting down",
+    1153: "larger than max_allowed_packet: the server says so, if at all, and hangs up",
+    1927: "the connection was killed (MariaDB)",
+    2006: "the server has gone away",
+    2013: "lost while waiting for the answer",
+    2014: "an answer was left half read",
+    2055: "lost while waiting for the answer, with the system's reason",
+    3169: "the session was killed (MySQL)",
+    4031: "idle for too long (MySQL)",
+}
 """The connection is of no use any more. Whether the statement was carried out is not known."""
+
+READ_ONLY: Final[Mapping[int, str]] = {
+    1290: "the server runs with --read-only",
+    1792: "the transaction is read-only",
+    1836: "the server is in read-only mode",
+}
+"""The connection works, but after a failover its server is no longer the primary."""
+
+OUT_OF_CLUSTER: Final[Mapping[int, str]] = {
+    1047: "the node is not in the primary component, or not ready (Galera)",
+    1180: "the commit failed, for instance since the node left the cluster",
+}
+"""The connection works, but its server cannot commit; another one can."""
+
+UNREACHABLE: Final[Mapping[int, str]] = {
+    1040: "no connection is left",
+    1203: "no connection is left for this user",
+    1226: "this user has used up a limit",
+    2002: "cannot be reached",
+    2003: "cannot be reached",
+    2005: "its name is not known",
+}
+"""Nobody answers there: the server is down, and may be starting again. Or it has no connection left
+to give, and one of ours may become idle."""
+
+NOT_THE_STATEMENT: Final[Mapping[int, str]] = {
+    **BROKEN, **READ_ONLY, **OUT_OF_CLUSTER, **UNREACHABLE
+}  # fmt: skip
+"""Errors of the connection or the server, whatever was asked: another connection may do it.
+
+1153 is among them for its connection's sake; `rejects_value` knows that it concerns the value."""
 
 _MIGRATE = "run `semel migrate`, or the SQL files in semel/stores/sql/mysql/ddl"
 _DENIED = "refuses the user or the password"
@@ -58,6 +91,7 @@ _FORBIDDEN = (
 )
 _CROWDED = "has no connection left to give; raise its limit or lower max_size"
 _READ_ONLY = "takes no writes (a replica, or read-only); name the primary"
+_OUT_OF_CLUSTER = "cannot commit (a node outside its cluster's primary component)"
 
 _NO_VALUE = (
     "has a column that must not be empty and that nobody fills: give it a default, let it be NULL, "
@@ -101,16 +135,12 @@ _NO_ENTRY: Final = _REFUSED | {
 }
 """No connection can be had."""
 
-_UNREACHABLE: Final = frozenset({2002, 2003, 2005, 1040, 1203, 1226})
-"""Nobody answers there: the server is down, and may be starting again. Or it has no connection left
-to give, and one of ours may become idle."""
-
 _SAYS: Final = _NO_ENTRY | {
     1205: "has the record locked by another transaction",
     1213: "made this statement the victim of one deadlock after the other",
-    1290: _READ_ONLY,
-    1792: _READ_ONLY,
-    1836: _READ_ONLY,
+    3101: "undid this statement in favor of another one, time after time",
+    **dict.fromkeys(READ_ONLY, _READ_ONLY),
+    **dict.fromkeys(OUT_OF_CLUSTER, _OUT_OF_CLUSTER),
 }
 
 _FULL: Final = frozenset({
@@ -121,6 +151,18 @@ _FULL: Final = frozenset({
 
 _DISK_FULL: Final = "No space left"
 """How 1030 ("got error ... from storage engine") and 3 (writing a file) tell it."""
+
+
+class OutOfSync(StoreUnavailable):
+    """A node of a Galera cluster does not catch up with it, or has left it.
+
+    Where reads wait for that (`wsrep_sync_wait`), the server tells it by the number of a locked
+    row. But no read of ours waits for a row.
+    """
+
+
+PROBE: Final = Statement("SELECT 1", (), writes=False)
+"""Asked after a write met a lock, to tell whether that was one."""
 
 
 def code_of(error: BaseException) -> int | None:
@@ -136,19 +178,29 @@ def may_repeat(error: BaseException) -> bool:
 
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is of no use any more."""
-    return isinstance(error, (OSError, EOFError)) or code_of(error) in _LOST
+    return isinstance(error, (OSError, EOFError)) or code_of(error) in BROKEN
+
+
+def cannot_write(error: BaseException) -> bool:
+    """Whether the server of this connection takes no writes; another connection may reach one."""
+    code = code_of(error)
+    return (
+        isinstance(error, OutOfSync)
+        or code in READ_ONLY
+        or (code in OUT_OF_CLUSTER and not _is_full(error))
+    )
 
 
 def is_unreachable(error: BaseException) -> bool:
     """Whether no connection came about at all."""
-    return code_of(error) in _UNREACHABLE and tls_error(error, connecting=True) is None
+    return code_of(error) in UNREACHABLE and tls_error(error, connecting=True) is None
 
 
 def repeat_after(error: Exception) -> Repeat | None:
     """Tell whether what met this error is worth sending again."""
     if may_repeat(error):
         return Repeat.LOCKED
-    if is_unreachable(error):
+    if is_unreachable(error) or cannot_write(error):
         return Repeat.AWAY
     return Repeat.LOST if is_lost(error) else None
 
@@ -158,12 +210,16 @@ def fails_every_request(error: Exception) -> bool:
     if not isinstance(error, StoreError):
         return False
     cause = error.__cause__ or error
-    return is_lost(cause) or isinstance(cause, StoreUnavailable) or code_of(cause) in _NO_ENTRY
+    return (
+        breaks_all_connections(cause)
+        or isinstance(cause, StoreUnavailable)
+        or code_of(cause) in _NO_ENTRY
+    )
 
 
 def breaks_all_connections(error: BaseException) -> bool:
-    """Whether no open connection can be used any more, because the server went away."""
-    return is_lost(error)
+    """Whether no open connection can be used any more: the server went away, or takes no writes."""
+    return is_lost(error) or cannot_write(error)
 
 
 def is_locked(outcome: object) -> bool:
@@ -188,13 +244,13 @@ def translate(error: Exception, place: str) -> Exception:
 def _ours(error: Exception, place: str) -> Exception:
     code = code_of(error)
     detail = error.args[-1] if error.args else error
-    if code in _FULL or (code is not None and _DISK_FULL in str(detail)):
+    if _is_full(error):
         return StoreFull(f"{place} has no room left: {detail}")
     if rejects_value(code) or isinstance(error, (ValueError, TypeError, OverflowError)):
         return ValueRejected(f"{place} cannot take this: {detail}")
     if code in _SETUP:
         return ConfigError(f"{place} {_SETUP[code]}: {detail}")
-    if code == TLS_REFUSED or tls_error(error, connecting=code in _UNREACHABLE) is not None:
+    if code == TLS_REFUSED or tls_error(error, connecting=code in UNREACHABLE) is not None:
         return StoreRefused(f"{place} {_SAYS[TLS_REFUSED]}; check ssl_ca and ssl_verify: {detail}")
     if code in _REFUSED:
         return StoreRefused(f"{place} {_REFUSED[code]}: {detail}")
@@ -207,6 +263,11 @@ def _ours(error: Exception, place: str) -> Exception:
     if is_lost(error):
         return StoreUnavailable(f"the connection to {place} was lost: {detail or 'closed'}")
     return StoreUnavailable(f"{place} failed: {error!r}")
+
+
+def _is_full(error: BaseException) -> bool:
+    code = code_of(error)
+    return code in _FULL or (code is not None and _DISK_FULL in str(error.args[-1]))
 
 
 _DRIVERS: Final = frozenset({"pymysql", "asyncmy"})

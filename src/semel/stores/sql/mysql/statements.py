@@ -10,7 +10,7 @@ microseconds since the epoch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -92,22 +92,23 @@ _NUMBERS: Final = ", ".join(
         READ_NOW,
     )
 )
-_TEXTS: Final = "CONCAT(biz_type, IFNULL(codec, ''), idem_key)"
+TEXTS: Final = "CONCAT(biz_type, IFNULL(codec, ''), idem_key)"
 
 
-def read_packed(made_here: str) -> str:
+def read_packed(made_here: str, texts: str = TEXTS) -> str:
     """Write the columns that `unpacked` takes; `made_here`: whether this insert made the row."""
     return (
         f"CONCAT_WS(' ', CONCAT_WS(',', {_NUMBERS}, {made_here}), {_hex('payload_hash')}, "
-        f"HEX(owner), {_hex('superseded')}, {_TEXTS}), result_payload"
+        f"HEX(owner), {_hex('superseded')}, {texts}), result_payload"
     )
 
 
-def unpacked(packed: Sequence[Any]) -> Row:
+def unpacked(packed: Sequence[Any], read_texts: Callable[[str], str] = str) -> Row:
     """Return the columns of `rows`, the server's time, and whether this insert made the row."""
     text, data = packed
     try:
-        numbers, fingerprint, owner, superseded, texts = text.split(" ", 4)
+        numbers, fingerprint, owner, superseded, last = text.split(" ", 4)
+        texts = read_texts(last)
         (
             scope_length,
             codec_length,
@@ -181,6 +182,9 @@ class MySQLTable:
     the read that follows then returns nothing."""
     made_here = "0"
     """So what is read was there before."""
+    texts = TEXTS
+    read_texts: Callable[[str], str] = staticmethod(str)
+    """How the texts of a row are selected, and read."""
 
     def __init__(self, name: str, prefix: str, own: OwnColumns) -> None:
         if len(prefix) > PREFIX_LENGTH:
@@ -193,7 +197,7 @@ class MySQLTable:
         self.own_names = tuple(map(quoted, self.own_columns))
         """The application's own columns, as they stand in statements."""
         self._salt = f"{len(prefix)}:{prefix}:".encode()
-        read = f"SELECT {read_packed(self.made_here)} FROM {self.quoted} WHERE "  # noqa: S608 - checked above
+        read = f"SELECT {read_packed(self.made_here, self.texts)} FROM {self.quoted} WHERE "  # noqa: S608 - checked above
         self._read = f"{read}digest = %s"
         self._read_met = f"{read}{self.unless_made}digest = %s"
         self._insert = self._insert_with(self.own_names)
@@ -204,6 +208,10 @@ class MySQLTable:
     def read(self, identity: Identity) -> Statement:
         """Read the row and the server's time."""
         return Statement(self._read, (self.digest(identity),), writes=False)
+
+    def unpacked(self, packed: Sequence[Any]) -> Row:
+        """Return the columns of a row that was read."""
+        return unpacked(packed, self.read_texts)
 
     def read_met(self, identity: Identity) -> Statement:
         """Read the row, unless the insert that came before has made it."""
@@ -505,6 +513,32 @@ def _each(digests: Iterable[bytes], values: list[T]) -> tuple[str, list[T]]:
 def literal(value: bytes | None) -> str:
     """Write bytes for the text of a statement."""
     return "NULL" if value is None else f"x'{value.hex()}'"
+
+
+def written_out(statement: Statement) -> Statement:
+    """Write the values into the text, for a session that is not ours.
+
+    A driver quotes them by what it believes of the session: asyncmy with backslashes, which under
+    NO_BACKSLASH_ESCAPES let a value end its literal. And it writes texts in the character set of
+    the connection, which may not have all characters. Nothing changes what these literals mean.
+    A value of another type, in a column of the application's own, stays with the driver.
+    """
+    first, *others = statement.sql.split("%s")
+    text, left = [first], []
+    for value, part in zip(statement.parameters, others, strict=True):
+        match value:
+            case None | bytes():
+                written = literal(value)
+            case int():
+                written = f"{int(value):d}"
+            case str():
+                written = f"_utf8mb4 {literal(value.encode())}"
+            case _:
+                written = "%s"
+                left.append(value)
+        text += written, part
+    then = None if statement.then is None else written_out(statement.then)
+    return Statement("".join(text), tuple(left), statement.writes, then)
 
 
 def _listed(digests: Iterable[bytes]) -> str:

@@ -14,9 +14,12 @@ from typing import Any, Final, TypeVar, Unpack
 
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.mysql import errors, threads
-from semel.stores.sql.mysql.addresses import Options, lock_wait, set_up, settings
+from semel.stores.sql.mysql.addresses import Options, SessionSettings, lock_wait, set_up
 from semel.stores.sql.mysql.errors import (
     LARGEST_MESSAGE,
+    LOCKED,
+    PROBE,
+    OutOfSync,
     check_size,
     code_of,
     is_lost,
@@ -70,13 +73,9 @@ class MySQLStore(ServerStore):
         schema = MySQLSchema(self.table.name, lock_wait(setup.timeout), autocreate=setup.autocreate)
 
         def pool(size: int, *, waits_for_locks: bool = False) -> Pool:
-            opened = partial(
-                open_session,
-                setup.connect,
-                setup.place,
-                setup.timeout,
-                waits_for_locks=waits_for_locks,
-            )
+            session_settings = SessionSettings(setup.timeout, waits_for_locks=waits_for_locks)
+            least = least_time(setup.timeout, waits_for_locks=waits_for_locks)
+            opened = partial(open_session, setup.connect, setup.place, session_settings, least)
             return Pool(opened, errors, setup.place, max_size=size, closes_anywhere=True)
 
         calls = pool(setup.max_size, waits_for_locks=True)
@@ -170,6 +169,10 @@ class MySQLSession(Session):
         try:
             return self._sender.send(statement, statement_time(self._deadline, self._least))
         except BaseException as error:
+            if code_of(error) == LOCKED:
+                if not statement.writes:
+                    raise OutOfSync(f"{self._place} is behind its cluster, or out of it") from None
+                self._send(PROBE)
             if is_lost(error):
                 self._deadline.bytes_lost = message_size(self.connection, statement)
             # Cancelled or lost: what comes next on it may be an old answer.
@@ -188,13 +191,10 @@ class MySQLSession(Session):
 def open_session(
     connect: threads.Connect,
     place: str,
-    timeout: float,
+    session_settings: SessionSettings,
+    least: float,
     deadline: Deadline,
-    *,
-    waits_for_locks: bool,
 ) -> MySQLSession:
     """Open a connection and set it up, in the time of a call."""
-    session_settings = settings(timeout, waits_for_locks=waits_for_locks)
-    least = least_time(timeout, waits_for_locks=waits_for_locks)
     connection = threads.open_connection(connect, session_settings, deadline.left)
     return MySQLSession(connection, place, least)

@@ -17,7 +17,9 @@ from asyncmy.errors import MySQLError, NotSupportedError
 
 from semel.stores.sql.mysql.addresses import (
     FIRST_QUESTION,
+    UNKNOWN_VARIABLE,
     Address,
+    SessionSettings,
     check_first_answer,
     driver_arguments,
 )
@@ -51,13 +53,15 @@ def connector(address: Address, timeout: float) -> Connect:
     return connect
 
 
-async def open_connection(connect: Connect, settings: str, seconds: float) -> Connection:
+async def open_connection(
+    connect: Connect, settings: SessionSettings, seconds: float
+) -> Connection:
     """Open a connection and set it up, in this time."""
     async with asyncio.timeout(max(seconds, MOMENT)):
         connection = await connect()
         try:
             cursor = connection.cursor(Cursor)
-            await cursor.execute(settings)
+            await _set_up(cursor, settings)
             if not isinstance(connection, OwnConnection):
                 await cursor.execute(FIRST_QUESTION)
                 check_first_answer(await cursor.fetchone())
@@ -65,6 +69,15 @@ async def open_connection(connect: Connect, settings: str, seconds: float) -> Co
             connection.close()
             raise
     return connection
+
+
+async def _set_up(cursor: Cursor, settings: SessionSettings) -> None:
+    try:
+        await cursor.execute(settings.sql)
+    except MySQLError as error:
+        if error.args[:1] != (UNKNOWN_VARIABLE,):
+            raise
+        await cursor.execute(settings.without_galera)
 
 
 def close(connection: Connection) -> None:

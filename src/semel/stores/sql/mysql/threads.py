@@ -12,13 +12,15 @@ from typing import Any, TypeAlias
 from pymysql.connections import Connection as PyMySQLConnection
 from pymysql.constants import CLIENT, CR
 from pymysql.cursors import Cursor
-from pymysql.err import OperationalError
+from pymysql.err import MySQLError, OperationalError
 
 from semel.core.optional import have
 from semel.stores.sql.mysql.addresses import (
     FIRST_QUESTION,
     MULTI_STATEMENTS,
+    UNKNOWN_VARIABLE,
     Address,
+    SessionSettings,
     check_first_answer,
     driver_arguments,
 )
@@ -70,14 +72,14 @@ def connector(address: Address, timeout: float) -> Connect:
     return lambda: OwnConnection(**arguments)
 
 
-def open_connection(connect: Connect, settings: str, seconds: float) -> Connection:
+def open_connection(connect: Connect, settings: SessionSettings, seconds: float) -> Connection:
     """Open a connection and set it up, in this time."""
     connection = connect()
     try:
         if isinstance(connection, OwnConnection):  # not one that the application opened
             connection.connect_within(max(seconds, MOMENT))
         cursor = connection.cursor(Cursor)
-        cursor.execute(settings)
+        _set_up(cursor, settings)
         if not isinstance(connection, OwnConnection):
             cursor.execute(FIRST_QUESTION)
             check_first_answer(cursor.fetchone())
@@ -85,6 +87,15 @@ def open_connection(connect: Connect, settings: str, seconds: float) -> Connecti
         close(connection)
         raise
     return connection
+
+
+def _set_up(cursor: Cursor, settings: SessionSettings) -> None:
+    try:
+        cursor.execute(settings.sql)
+    except MySQLError as error:
+        if error.args[:1] != (UNKNOWN_VARIABLE,):
+            raise
+        cursor.execute(settings.without_galera)
 
 
 def close(connection: Connection) -> None:

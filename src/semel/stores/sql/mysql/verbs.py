@@ -99,7 +99,7 @@ class MySQLVerbs(SwapVerbs):
 
     def _rows(self, reply: Reply) -> list[Row]:
         """Return the rows that a statement about one record read."""
-        return [unpacked(row) for row in reply.rows]
+        return [self._table.unpacked(row) for row in reply.rows]
 
     # --- listings and the purge: each query follows an index and ends after `limit` rows --------
 
@@ -299,14 +299,20 @@ class MySQLVerbs(SwapVerbs):
 
     @operation
     def renew_batch(self, asks: Sequence[RenewRequest]) -> Verb[dict[Identity, bool]]:
-        """Extend leases."""
+        """Extend leases. A running owner's that was missed is tried again, then asked for alone."""
         ordered = in_order(asks, self._table.digest)
-        reply = yield self._batches.renew(ordered)
-        if reply.changed == len(ordered):
-            return dict.fromkeys((ask.identity for ask in asks), True)
-        reply = yield self._batches.owners(ordered, State.PROCESSING)
-        refused = dict.fromkeys((ask.identity for ask in asks), False)
-        return refused | {ask.identity: True for ask in _owned(ordered, reply)}
+        answers: dict[Identity, bool] = {}
+        for _ in range(2):
+            reply = yield self._batches.renew(ordered)
+            if reply.changed == len(ordered):
+                return answers | dict.fromkeys((ask.identity for ask in ordered.values()), True)
+            reply = yield self._batches.owners(ordered, State.PROCESSING)
+            running = _owned(ordered, reply)
+            answers |= {ask.identity: False for ask in ordered.values() if ask not in running}
+            if not running:
+                break
+            ordered = in_order(running, self._table.digest)
+        return answers
 
 
 def _made_all(reply: Reply) -> bool:

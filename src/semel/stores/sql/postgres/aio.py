@@ -17,10 +17,10 @@ import psycopg
 from psycopg.errors import LockNotAvailable
 from psycopg_pool import AsyncConnectionPool
 
+from semel.core.process import ForkAware, follow_forks, leave_alone, notice_fork
 from semel.core.records import Identity
 from semel.errors import StoreUnavailable
 from semel.stores.batching import AsyncSlots
-from semel.stores.forking import leave_alone
 from semel.stores.listening import AsyncListener, AsyncWatch
 from semel.stores.sql.aio import (
     AsyncExecutor,
@@ -35,6 +35,7 @@ from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import errors, tasks
 from semel.stores.sql.postgres.batch import PostgresBatchVerbs
 from semel.stores.sql.postgres.errors import (
+    BECAME_REPLICA,
     DRIVER_ERRORS,
     MigrationLocked,
     TableLocked,
@@ -120,6 +121,7 @@ class AsyncPostgresStore(AsyncServerStore):
 
     def watch(self, identity: Identity) -> AsyncWatch:
         """Listen for the end of the record's running attempt."""
+        notice_fork()
         return self._wakeups.watch(self._verbs.digest(identity))
 
     async def close(self) -> None:
@@ -139,7 +141,7 @@ class AsyncPostgresStore(AsyncServerStore):
         return await self._calls.run_one(self._verbs.diagnose())
 
 
-class AsyncPostgresWakeups:
+class AsyncPostgresWakeups(ForkAware):
     """Everything that a store hears. It contains the digests of the records it listens for."""
 
     def __init__(self, settings: Settings | None, place: str) -> None:
@@ -149,9 +151,9 @@ class AsyncPostgresWakeups:
         )
         self._place = place
         self._begin()
+        follow_forks(self)
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._listener = AsyncListener(self._new_subscriber, self._place)
 
     def __contains__(self, digest: object) -> bool:
@@ -159,14 +161,16 @@ class AsyncPostgresWakeups:
 
     def watch(self, digest: UUID) -> AsyncWatch:
         """Listen for the end of the record's running attempt."""
-        if self._pid != os.getpid():
-            leave_alone(self._listener)  # the parent's
-            self._begin()
         return AsyncWatch(self._listener, channel(digest), read_outcome)
 
     async def close(self) -> None:
         """End the connection."""
         await self._listener.close()
+
+    def after_fork_in_child(self) -> None:
+        """Listen on a connection of its own."""
+        leave_alone(self._listener)
+        self._begin()
 
 
 # --- what runs operations -----------------------------------------------------------------------
@@ -264,7 +268,8 @@ async def in_transaction(
 
 # --- where connections come from: those for all calls, and those for renewals -------------------
 #
-# What the application has is given back as it was, and never closed.
+# What the application has is given back as it was, and not closed: but for a pool's connection to a
+# server that takes no writes any more, which the pool replaces.
 
 
 def own_pools(own: Settings, columns: OwnColumns | None) -> tuple[AsyncSource, AsyncSource]:
@@ -305,6 +310,9 @@ class AsyncGivenPool:
         try:
             async with committing(connection):
                 yield AsyncPsycopgSession(connection)
+        except BECAME_REPLICA:
+            await connection.close()  # the pool opens another, which may reach the primary
+            raise
         finally:
             await self._pool.putconn(connection)
 

@@ -18,14 +18,15 @@ import psycopg
 from psycopg.errors import LockNotAvailable
 from psycopg_pool import ConnectionPool
 
+from semel.core.process import ForkAware, follow_forks, leave_alone, notice_fork
 from semel.core.records import Identity
 from semel.errors import StoreUnavailable
-from semel.stores.forking import leave_alone
 from semel.stores.listening import Listener, Watch
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import errors, threads
 from semel.stores.sql.postgres.batch import PostgresBatchVerbs
 from semel.stores.sql.postgres.errors import (
+    BECAME_REPLICA,
     DRIVER_ERRORS,
     MigrationLocked,
     TableLocked,
@@ -121,6 +122,7 @@ class PostgresStore(ServerStore):
 
     def watch(self, identity: Identity) -> Watch:
         """Listen for the end of the record's running attempt."""
+        notice_fork()
         return self._wakeups.watch(self._verbs.digest(identity))
 
     def close(self) -> None:
@@ -140,7 +142,7 @@ class PostgresStore(ServerStore):
         return self._calls.run_one(self._verbs.diagnose())
 
 
-class PostgresWakeups:
+class PostgresWakeups(ForkAware):
     """Everything that a store hears. It contains the digests of the records it listens for."""
 
     def __init__(self, settings: Settings | None, place: str) -> None:
@@ -150,9 +152,9 @@ class PostgresWakeups:
         )
         self._place = place
         self._begin()
+        follow_forks(self)
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._listener = Listener(self._new_subscriber, self._place)
 
     def __contains__(self, digest: object) -> bool:
@@ -160,14 +162,16 @@ class PostgresWakeups:
 
     def watch(self, digest: UUID) -> Watch:
         """Listen for the end of the record's running attempt."""
-        if self._pid != os.getpid():
-            leave_alone(self._listener)  # the parent's
-            self._begin()
         return Watch(self._listener, channel(digest), read_outcome)
 
     def close(self) -> None:
         """End the connection."""
         self._listener.close()
+
+    def after_fork_in_child(self) -> None:
+        """Listen on a connection of its own."""
+        leave_alone(self._listener)
+        self._begin()
 
 
 # --- what runs operations -----------------------------------------------------------------------
@@ -263,7 +267,8 @@ def in_transaction(session: TransactionSession, verb: Verb[T], *, migrates: bool
 
 # --- where connections come from: those for all calls, and those for renewals -------------------
 #
-# What the application has is given back as it was, and never closed.
+# What the application has is given back as it was, and not closed: but for a pool's connection to a
+# server that takes no writes any more, which the pool replaces.
 
 
 def own_pools(own: Settings, columns: OwnColumns | None) -> tuple[Source, Source]:
@@ -304,6 +309,9 @@ class GivenPool:
         try:
             with committing(connection):
                 yield PsycopgSession(connection)
+        except BECAME_REPLICA:
+            connection.close()  # the pool opens another, which may reach the primary
+            raise
         finally:
             self._pool.putconn(connection)
 

@@ -24,7 +24,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 from semel.stores.batching import AsyncSlots
 from semel.stores.sql.aio import AsyncOwnSession, AsyncSession, AsyncSource, in_turn
 from semel.stores.sql.errors import Deadline
-from semel.stores.sql.postgres.errors import TimeIsUp
+from semel.stores.sql.postgres.errors import BECAME_REPLICA, TimeIsUp
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.postgres.threads import (
     CONFIGURE,
@@ -268,6 +268,9 @@ class AsyncpgGivenPool:
             raise _told_by_a_pool(error) from error
         try:
             yield AsyncpgSession(lent)
+        except BECAME_REPLICA:
+            lent.terminate()  # the pool opens another, which may reach the primary
+            raise
         finally:
             await self._pool.release(lent)
 

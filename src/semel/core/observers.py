@@ -1,0 +1,79 @@
+"""How semel calls code that only watches: log handlers and filters, hooks, and audit logs.
+
+Observing never changes what happens: whatever such code raises is dropped here. Only what is meant
+for the code around it gets out. Every logger of semel is a `Log`, and every hook is called by
+`unheard`.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    Adapter = logging.LoggerAdapter
+
+
+def unheard(observer: Callable[..., object], *args: Any, **kwargs: Any) -> BaseException | None:
+    """Call an observer; return what it raised, unless that is meant for the caller.
+
+    What watches a call does not end it, nor a thread that renews for all, nor an event loop.
+    """
+    try:
+        observer(*args, **kwargs)
+    except BaseException as error:
+        if _is_for_the_caller(error):
+            raise
+        return error
+    return None
+
+
+class Log(Adapter):
+    """A logger whose handlers, filters and formatters may raise: no caller of it notices."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.getLogger(name))
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Write a record. What a handler raises goes to stderr, as with those of `logging`."""
+        if self.logger.isEnabledFor(level):
+            # The record names the line that logs: three functions of this module lie between.
+            dropped = self.tell(level, msg, *args, stacklevel=4, **kwargs)
+            if dropped is not None and logging.raiseExceptions:
+                unheard(traceback.print_exception, dropped, file=sys.__stderr__, chain=False)
+
+    def tell(self, level: int, msg: object, *args: object, **kwargs: Any) -> BaseException | None:
+        """Write a record; return what a handler raised."""
+        return unheard(self.logger.log, level, msg, *args, **kwargs)
+
+
+def _is_for_the_caller(error: BaseException) -> bool:
+    """Whether it only met the observer: it ends the program, or a call whose time is up."""
+    switched = (getattr(sys.modules.get(module), name, None) for module, name in _OF_GEVENT)
+    kinds = (KeyboardInterrupt, *filter(None, switched))
+    return isinstance(error, kinds) or _by_a_signal(error)
+
+
+_OF_GEVENT = (("gevent.timeout", "Timeout"), ("greenlet", "GreenletExit"))
+"""What gevent raises wherever a greenlet happens to wait."""
+
+
+def _by_a_signal(error: BaseException) -> bool:
+    """Whether a signal's handler raised it: a server's that ends on SIGTERM, or a time limit's."""
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: object) -> object:
+    """Return the code that runs when a handler is called; None if it is not written in Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    code = getattr(handler, "__code__", None)
+    return code or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004 - it is asked what it runs

@@ -1,0 +1,103 @@
+"""Every logger of semel is one whose handlers may raise, and every hook is called in one place."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from pathlib import Path
+
+import pytest
+
+import semel
+from semel.core import observers
+from semel.core.observers import Log, unheard
+
+SOURCE = Path(semel.__file__).parent
+WRITING = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
+OF_A_LOGGER = {"getLogger", "getChild", "makeRecord", "handle", "callHandlers", "_log"} | WRITING
+
+
+def logs_past_it(source: str) -> list[str]:
+    """What a module does with loggers of `logging` itself, instead of by a `Log`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "logging":
+            found.append(ast.unparse(node))
+        if isinstance(node, ast.Attribute) and node.attr in OF_A_LOGGER:
+            owner = ast.unparse(node.value)
+            # `logging` itself, or the logger inside a `Log` (or of a framework): `app.logger.info`.
+            if owner == "logging" or owner.endswith((".logger", "getLogger()")):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_no_module_writes_to_a_logger_of_its_own():
+    modules = [path for path in SOURCE.rglob("*.py") if path != Path(observers.__file__)]
+    assert len(modules) > 100
+    past = {str(path): found for path in modules if (found := logs_past_it(path.read_text()))}
+    allowed = {str(SOURCE / "engine/setup.py"): ["events.logger.warning"]}  # which is a `Log`
+    assert past == allowed
+    assert isinstance(semel.events.logger, Log)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import logging\nlog = logging.getLogger(__name__)",
+        "from logging import getLogger",
+        "import logging\nlogging.warning('x')",
+        "app.logger.info('x')",
+        "from semel.events import logger\nlogger.logger.error('x')",
+    ],
+)
+def test_one_that_did_would_be_found(source):
+    assert logs_past_it(source)
+
+
+def test_hooks_and_audit_logs_are_called_in_one_place():
+    calls = [
+        ast.unparse(node)
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"hook", "self._audit"}
+    ]
+    assert calls == []
+
+
+def test_a_record_names_the_line_that_logs(caplog):
+    log = Log("semel.somewhere")
+    log.warning("as a method")
+    log.log(logging.WARNING, "by its level")
+    try:
+        int("no number")
+    except ValueError:
+        log.exception("with a traceback")
+    assert {(record.pathname, record.funcName) for record in caplog.records} == {
+        (__file__, "test_a_record_names_the_line_that_logs")
+    }
+    assert caplog.records[-1].exc_info[0] is ValueError
+
+
+class Unwritable:
+    def __str__(self):
+        raise ConnectionError("unwritable")
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_what_a_handler_raises_goes_to_stderr_without_what_it_was_told(monkeypatch, capfd, raises):
+    monkeypatch.setattr(logging, "raiseExceptions", raises)
+    log = Log("semel.unwritable")
+    monkeypatch.setattr(log.logger, "handle", lambda record: record.getMessage())
+    try:
+        int("the password is hunter2")
+    except ValueError:
+        log.warning("%s", Unwritable())
+    told = capfd.readouterr().err
+    assert ("ConnectionError: unwritable" in told) is raises
+    assert "hunter2" not in told
+
+
+def test_what_an_observer_raises_is_returned():
+    error = unheard(int, "no number")
+    assert isinstance(error, ValueError)
+    assert unheard(int, "1") is None

@@ -1,0 +1,34 @@
+"""A shop under uWSGI, which has used its engine before the workers are forked.
+
+SEMEL_URL, LEDGER and FOLDER are in the environment. A payment takes effect, and then waits until
+the file FOLDER/KEY is there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from common import effect
+
+from semel import Idempotency, Policy
+from semel.adapters.wsgi import IdempotencyMiddleware
+
+LEDGER, FOLDER = os.environ["LEDGER"], Path(os.environ["FOLDER"])
+
+idem = Idempotency(policy=Policy(lease=0.6, abandoned=os.environ["ABANDONED"]))
+idem.execute("start", lambda: "the master has used the engine")
+
+
+def shop(environ, start_response):
+    key = environ["HTTP_IDEMPOTENCY_KEY"]
+    effect(LEDGER, key)
+    end = time.monotonic() + 60
+    while not (FOLDER / key).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    start_response("201 Created", [("Content-Type", "text/plain")])
+    return [str(os.getpid()).encode()]
+
+
+app = IdempotencyMiddleware(shop, idem, tenant=lambda _: "ann")
