@@ -18,6 +18,7 @@ from itertools import count
 from time import monotonic, time
 from typing import Any
 
+import pymysql
 import pytest
 
 from engines.facade import PATIENCE, Effect, Stop, until, wait_until
@@ -118,7 +119,8 @@ class MariaDB(SQLServer):
     def cut(self) -> None:
         sql = "SELECT id FROM information_schema.processlist WHERE db = %s"
         for (number,) in self._server.execute(sql, self.url.rsplit("/", 1)[1]):
-            self._server.execute(f"KILL {number}")
+            with suppress(pymysql.OperationalError):  # it has ended meanwhile
+                self._server.execute(f"KILL {number}")
 
 
 @fault(55)

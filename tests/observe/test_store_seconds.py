@@ -84,16 +84,16 @@ def test_a_wait_for_another_attempt_is_no_wait_for_the_store(world, clock, monke
     first = other.start("k", effect)
     effect.wait_started()
 
-    def pause(_):
+    def wait(*_):
         clock.ahead += 1000 * HOUR
         effect.release()
-        return first.result()
+        first.result()
 
-    async def pause_task(seconds):
-        await asyncio.to_thread(pause, seconds)
+    async def wait_task(*_):
+        await asyncio.to_thread(wait)
 
-    monkeypatch.setattr("semel.engine._sync.runs.sleep", pause)
-    monkeypatch.setattr("semel.engine.runs.sleep", pause_task)
+    monkeypatch.setattr("semel.engine._sync.runs.Polling.wait", wait)
+    monkeypatch.setattr("semel.engine.runs.Polling.wait", wait_task)
     mine.store.before["claim"] = clock.takes(2 * HOUR)
     assert mine.execute("k", never) == "done"
     [replayed] = mine.told(events.Replayed)

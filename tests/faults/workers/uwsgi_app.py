@@ -17,7 +17,7 @@ from semel.adapters.wsgi import IdempotencyMiddleware
 
 LEDGER, FOLDER = os.environ["LEDGER"], Path(os.environ["FOLDER"])
 
-idem = Idempotency(policy=Policy(lease=0.6, abandoned=os.environ["ABANDONED"]))
+idem = Idempotency(policy=Policy(lease=6, abandoned=os.environ["ABANDONED"]))
 idem.execute("start", lambda: "the master has used the engine")
 
 
