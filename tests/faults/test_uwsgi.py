@@ -61,8 +61,14 @@ def post(port: int, key: str) -> tuple[int, str]:
         return response.status, response.read().decode()
 
 
-def running(outside: Idempotency) -> Record:
-    return next(record for record in outside.records() if not record.outcome)
+def check_that_it_is_renewed(url: str) -> None:
+    def running() -> Record:
+        return next(record for record in outside.records() if not record.outcome)
+
+    with Idempotency(url) as outside:
+        began = running()
+        wait_until(lambda: running().lease_until > began.lease_until)
+        assert running().owner == began.owner
 
 
 @pytest.mark.fault(53)
@@ -84,10 +90,7 @@ def test_duplicates_in_two_workers_run_once_and_keep_their_leases(
             # Its worker is busy, so the other one answers this.
             assert post(port, key)[0] == 409
             if key == ORDERS[-1]:
-                with Idempotency(shared_url) as outside:
-                    began = running(outside)
-                    wait_until(lambda: running(outside).lease_until > began.lease_until)
-                    assert running(outside).owner == began.owner
+                check_that_it_is_renewed(shared_url)
             (tmp_path / key).touch()
             first.join(60)
             assert answers[key][0] == 201
