@@ -14,6 +14,7 @@ import time
 from contextlib import asynccontextmanager, contextmanager
 
 import aiosqlite
+import pymysql
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
@@ -961,6 +962,65 @@ def test_a_transaction_that_the_database_gives_up_for_good_is_tried_later(kind, 
         assert isinstance(kind.handle(consumer), Later)
         assert len(ran) == times
     assert record(kind, in_sql.internals.store).number == 0
+
+
+def deadlock():
+    return pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
+
+
+def test_an_error_that_the_handler_makes_of_a_deadlock_is_repeated_and_not_counted(
+    kind, database, in_sql
+):
+    ran = []
+
+    def handler(_, style):
+        ran.append(1)
+        try:
+            raise deadlock()
+        except pymysql.err.OperationalError as error:
+            if style == "from":
+                raise Failure("no") from error
+            if style == "group":
+                raise ExceptionGroup("tasks", [Failure("no"), error])  # noqa: B904 - the case
+            raise Failure("no")  # noqa: B904 - the case
+
+    consumer = kind.consumer(in_sql, handler, COUNTED, transaction=database.begin)
+    for times, style in enumerate(("from", "handled", "group"), 1):
+        verdict = kind.wait(consumer.handle(MESSAGE, style))
+        assert isinstance(verdict, Later), style
+        assert isinstance(verdict.error, RetryTransaction), style
+        assert len(ran) == 4 * times, style
+    assert record(kind, in_sql.internals.store).number == 0
+
+
+def test_an_error_from_none_is_the_handlers_whatever_the_database_said(kind, database, in_sql):
+    ran = []
+
+    def handler(_):
+        ran.append(1)
+        try:
+            raise deadlock()
+        except pymysql.err.OperationalError:
+            raise Failure("no") from None
+
+    consumer = kind.consumer(in_sql, handler, COUNTED, transaction=database.begin)
+    assert isinstance(kind.handle(consumer), Later)
+    assert isinstance(kind.handle(consumer), Reject)
+    assert len(ran) == 2
+
+
+def test_what_the_framework_raises_itself_is_never_repeated(kind, database, in_sql):
+    ran = []
+
+    def handler(_):
+        ran.append(1)
+        raise Failure("sent again") from deadlock()
+
+    consumer = kind.consumer(
+        in_sql, handler, not_done=(Failure,), framework_retries=True, transaction=database.begin
+    )
+    assert isinstance(kind.handle(consumer), Fail)
+    assert len(ran) == 1
 
 
 # --- tasks of their own ----------------------------------------------------------------------

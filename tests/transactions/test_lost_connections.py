@@ -24,7 +24,8 @@ from semel import (
 from semel.adapters._sync.consuming import Consumer
 from semel.adapters.consuming import AsyncConsumer
 from semel.core.records import Identity, State
-from semel.messages import MOST_LOSSES, Ack, Later, Message, Reject
+from semel.engine.starts import MOST_LOSSES
+from semel.messages import Ack, Later, Message, Reject
 from servers.proxy import proxy_to
 from transactions.kinds import KINDS
 
