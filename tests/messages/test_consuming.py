@@ -38,6 +38,7 @@ from semel import (
 )
 from semel.adapters._sync.consuming import Consumer
 from semel.adapters.consuming import AsyncConsumer, AsyncRunning
+from semel.cli.formatting import state_of
 from semel.core.fingerprint import fingerprint
 from semel.core.records import OWNER_BYTES, ClaimRequest, Identity, State
 from semel.engine import outcomes, runs
@@ -745,6 +746,8 @@ def test_a_worker_that_is_killed_in_its_transaction_is_counted_and_not_held(kind
         while not record(kind, in_sql.internals.store).abandoned:
             assert time.monotonic() < end
             time.sleep(0.01)
+        shown = state_of(record(kind, in_sql.internals.store))
+        assert shown == ("abandoned" if number == 1 else "exhausted")
     verdict = kind.handle(consumer)
     assert isinstance(verdict, Reject)
     assert isinstance(verdict.error, AttemptsExhausted)
@@ -947,7 +950,8 @@ def test_a_transaction_that_cannot_begin_or_commit_is_tried_later(kind, database
         verdict = kind.handle(consumer)
     assert isinstance(verdict, Later)
     assert "OSError: no route" in verdict.reason
-    assert "not begun, or not committed" in caplog.text
+    assert "transaction was not begun; it is delivered again in 5" in caplog.text
+    assert "s [scope=mailer key_digest=" in caplog.text
 
 
 def test_a_transaction_that_the_database_gives_up_for_good_is_tried_later(kind, database, in_sql):

@@ -292,7 +292,7 @@ def test_mysql_itself_cannot_wait_for_less_than_a_second(mysql_url, version, wai
     with Idempotency(mysql_url) as idem:
         asking = records_of(idem.internals.store, "mysql", None).prepare(2.5, wait=wait)
         next(asking)
-        session = (50, mysql_login(mysql_url)["database"], version, 1 << 24, 0, "", 0)
+        session = (50, mysql_login(mysql_url)["database"], version, 1 << 24, 0, "", 0, 1.5, 0)
         assert asking.send(Reply([session], 1)).parameters == (bound,)
 
 

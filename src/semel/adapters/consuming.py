@@ -151,9 +151,7 @@ class AsyncConsumer:
             logger.error(
                 "the handler of a message raised (attempt %d): %s [scope=%s key_digest=%s]",
                 number,
-                f"it is delivered again in {verdict.seconds:g} s"
-                if isinstance(verdict, Later)
-                else "it is rejected",
+                _next_of(verdict),
                 call.identity.scope,
                 call.identity.key_digest,
                 exc_info=error,
@@ -211,7 +209,7 @@ class AsyncConsumer:
         except Exception as error:  # noqa: BLE001 - the verdict says what becomes of it
             if not ended:
                 start.interrupted(error)
-                return self._verdict_without_commit(error)
+                return self._verdict_without_commit(call, error, ran=False)
             return await self._verdict_of_rollback(call, start, error, ended[0])
         except BaseException as error:
             start.interrupted(error)
@@ -219,15 +217,26 @@ class AsyncConsumer:
         start.end()
         return Ack(attempt.result, attempt.replayed)
 
-    def _verdict_without_commit(self, error: Exception) -> Verdict:
+    def _verdict_without_commit(self, call: Call, error: Exception, *, ran: bool) -> Verdict:
         """Say what becomes of a message whose transaction was not begun, or not committed."""
         if isinstance(error, IdempotencyError):
-            return self.rules.verdict_without_run(error)
-        logger.warning("a transaction was not begun, or not committed", exc_info=error)
-        reason = f"the transaction failed: {described(error)}"
-        unavailable = StoreUnavailable(reason)
-        unavailable.__cause__ = error
-        return later(STORE_PAUSE, reason, unavailable)
+            verdict = self.rules.verdict_without_run(error)
+            if not ran:  # the duplicate of another attempt, as a rule
+                return verdict
+        else:
+            reason = f"the transaction failed: {described(error)}"
+            unavailable = StoreUnavailable(reason)
+            unavailable.__cause__ = error
+            verdict = later(STORE_PAUSE, reason, unavailable)
+        logger.warning(
+            "a message's transaction was not %s; %s [scope=%s key_digest=%s]",
+            "committed" if ran else "begun",
+            _next_of(verdict),
+            call.identity.scope,
+            call.identity.key_digest,
+            exc_info=error,
+        )
+        return verdict
 
     async def _verdict_of_rollback(
         self,
@@ -246,7 +255,7 @@ class AsyncConsumer:
         lost = call.is_lost(error) or (isinstance(error, db_errors.DROPPED) and error is not raised)
         if again or lost:
             if await start.take_back(lost=lost):
-                return self._verdict_without_commit(error)
+                return self._verdict_without_commit(call, error, ran=True)
             logger.error(
                 "message lost its transaction's connection %d times in a row; counting a handler "
                 "failure [scope=%s key_digest=%s]",
@@ -265,7 +274,7 @@ class AsyncConsumer:
         if raised is not None:
             return self._verdict_of_failure(call, error, 1, None)
         # The database is away, or the transaction was committed after all: the next delivery asks.
-        return self._verdict_without_commit(error)
+        return self._verdict_without_commit(call, error, ran=True)
 
 
 def _check_transaction(transaction: object, store: object) -> None:
@@ -278,6 +287,13 @@ def _check_transaction(transaction: object, store: object) -> None:
             "transaction= needs an engine whose records are in SQL, in the database that the "
             f"transaction is of; {type(store).__name__} keeps them elsewhere"
         )
+
+
+def _next_of(verdict: Verdict) -> str:
+    """Say for the log what happens to a message next."""
+    if isinstance(verdict, Later):
+        return f"it is delivered again in {verdict.seconds:.0f} s"
+    return "it is rejected"
 
 
 def _is_about(error: Exception, call: Call) -> TypeGuard[IdempotencyError]:
