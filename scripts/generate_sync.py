@@ -24,7 +24,16 @@ PACKAGE = ROOT / "src" / "semel"
 
 GENERATED = {
     f"engine/{name}.py": f"engine/_sync/{name}.py"
-    for name in ("facade", "marks", "once", "once_per", "renewing", "runs", "transactions")
+    for name in (
+        "facade",
+        "marks",
+        "once",
+        "once_per",
+        "renewing",
+        "runs",
+        "starts",
+        "transactions",
+    )
 } | {
     "adapters/consuming.py": "adapters/_sync/consuming.py",
     "adapters/integration.py": "adapters/_sync/integration.py",

@@ -65,9 +65,6 @@ SOONEST: Final = 1.0
 """Seconds after which a message is delivered again at the earliest."""
 STORE_PAUSE: Final = 5.0
 """Seconds after which a message is delivered again that the store could not be asked about."""
-MOST_LOSSES: Final = 10
-"""How often in a row a handler may lose the connection of its transaction without being counted:
-one that loses it each time breaks it itself."""
 LONGEST: Final = 300.0
 """Seconds after which a message that fails, is held, or cannot be rejected is delivered again."""
 JITTER: Final = 0.1

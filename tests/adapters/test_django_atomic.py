@@ -17,6 +17,7 @@ from contextvars import Context
 import httpx
 import pytest
 from django.core.asgi import get_asgi_application
+from django.core.exceptions import PermissionDenied
 from django.core.wsgi import get_wsgi_application
 from django.db import OperationalError, connections, transaction
 from django.http import HttpResponse, HttpResponseRedirect, StreamingHttpResponse
@@ -241,11 +242,17 @@ def test_a_record_that_was_removed_meanwhile_is_no_success(shop):
     assert shop.orders() == 0
 
 
-def test_a_database_that_asks_for_a_repetition_is_told_as_unavailable_for_now(shop):
+@pytest.mark.parametrize("made_of_it", [False, True])
+def test_a_database_that_asks_for_a_repetition_is_told_as_unavailable_for_now(shop, made_of_it):
     def answer():
         cause = sqlite3.OperationalError("database is locked")
         cause.sqlite_errorname = "SQLITE_BUSY"
-        raise OperationalError("database is locked") from cause
+        try:
+            raise OperationalError("database is locked") from cause  # noqa: TRY301 - the case
+        except OperationalError:
+            if made_of_it:
+                raise PermissionDenied  # noqa: B904 - the case
+            raise
 
     with shop.serving(answer):
         answer = post()

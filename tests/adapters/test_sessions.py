@@ -385,15 +385,20 @@ async def test_a_record_that_was_removed_meanwhile_is_no_success(shop):
     assert shop.orders() == 0
 
 
-@pytest.mark.parametrize("place", ["endpoint", "commit"])
+@pytest.mark.parametrize("place", ["endpoint", "made of it", "commit"])
 async def test_a_database_that_asks_for_a_repetition_is_told_as_unavailable_for_now(shop, place):
     def fail(session):
         raise locked()
 
     def action(session):
-        if place == "endpoint":
+        if place != "commit":
             order(session)
-            fail(session)
+            try:
+                fail(session)
+            except OperationalError as error:
+                if place == "endpoint":
+                    raise
+                raise HTTPException(402, "declined") from error
         event.listen(session.connection().engine, "commit", fail)
         return paid(session)
 

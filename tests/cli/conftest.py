@@ -16,6 +16,7 @@ from contract.reference_store import DictStore
 from semel import Idempotency, Policy, open_store
 from semel.cli import main
 from semel.core.records import ClaimRequest, Identity
+from semel.core.run_info import build
 from semel.stores.urls import BACKENDS, Backend
 from servers.redis import RedisServer, redis_server
 
@@ -78,9 +79,20 @@ class Terminal:
         with closing(open_store(self.url)) as store:
             store.renew(Identity(scope, key), OWNER, -ago)
 
-    def run(self, key: str, *, scope: str = "orders", hold: bool = False) -> None:
+    def exhaust(self, key: str, *, hold: bool = False) -> None:
+        """Abandon the one attempt that its policy allows."""
+        self.run(key, hold=hold, run_info=build("web-1:4711", 3600.0, "json/1", most=1))
         with closing(open_store(self.url)) as store:
-            store.claim(ClaimRequest(Identity(scope, key), OWNER, None, 600.0, 600.0, hold=hold))
+            store.renew(Identity("orders", key), OWNER, 0.0)
+
+    def run(
+        self, key: str, *, scope: str = "orders", hold: bool = False, run_info: bytes = b""
+    ) -> None:
+        ask = ClaimRequest(
+            Identity(scope, key), OWNER, None, 600.0, 600.0, hold=hold, run_info=run_info
+        )
+        with closing(open_store(self.url)) as store:
+            store.claim(ask)
 
     def get(self, key: str, *, scope: str = "orders") -> Any:
         with closing(open_store(self.url)) as store:

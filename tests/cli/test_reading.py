@@ -6,6 +6,7 @@ import datetime as dt
 
 import pytest
 
+from semel import AttemptsExhausted, Idempotency, Policy
 from semel.cli import formatting
 from semel.core.records import Identity
 
@@ -19,6 +20,7 @@ def filled(semel):
     semel.fail("order:4", final=False)
     semel.abandon("order:5")
     semel.run("order:6")
+    semel.exhaust("order:7")
     return semel
 
 
@@ -38,6 +40,7 @@ def test_list_shows_every_record_with_its_state(filled):
         "order:4": ("orders", "retryable", "-"),
         "order:5": ("orders", "abandoned", "yes"),
         "order:6": ("orders", "processing", "no"),
+        "order:7": ("orders", "exhausted", "no"),
     }
     assert "ch_1" not in said.out
 
@@ -52,6 +55,7 @@ def test_list_can_be_narrowed(filled):
     [
         ("processing", ["order:6"]),
         ("abandoned", ["order:5"]),
+        ("exhausted", ["order:7"]),
         ("succeeded", ["order:1", "order:2", "parcel:1"]),
         ("failed", ["order:3"]),
         ("retryable", ["order:4"]),
@@ -73,12 +77,12 @@ def test_list_says_when_there_is_more(filled):
     said = filled.on_store("list", "--limit", "2")
     assert len(said.lines) == 3
     assert "--limit" in said.err
-    assert filled.on_store("list", "--limit", "7").err == ""
+    assert filled.on_store("list", "--limit", "8").err == ""
 
 
 def test_list_reads_page_by_page(filled, monkeypatch):
     monkeypatch.setattr("semel.cli.reading.PAGE", 2)
-    assert len(keys(filled.on_store("list"))) == 7
+    assert len(keys(filled.on_store("list"))) == 8
 
 
 def test_results_are_shown_only_when_asked_for(filled):
@@ -133,7 +137,7 @@ def test_show_of_nothing_is_said(semel):
 
 
 def test_list_by_age(filled, monkeypatch):
-    assert len(keys(filled.on_store("list", "--age", "0"))) == 7
+    assert len(keys(filled.on_store("list", "--age", "0"))) == 8
     assert keys(filled.on_store("list", "--age", "1h")) == []
     old = {"order:2": 7200.0, "order:5": 3600.0}
     monkeypatch.setattr("semel.cli.reading.age", lambda record: old.get(record.key, 1.0))
@@ -148,7 +152,7 @@ def test_a_text_that_a_terminal_would_obey_is_shown(semel_sqlite):
 
 
 def test_counts_are_counted(filled):
-    expected = {"processing": 1, "abandoned": 1, "succeeded": 3, "failed": 2}
+    expected = {"processing": 1, "abandoned": 2, "succeeded": 3, "failed": 2}
     assert filled.on_store("counts", "--json").data == expected
     shown = {name: int(number) for name, number in filled.on_store("counts").lines}
     assert shown == expected
@@ -168,3 +172,32 @@ def test_counts_are_counted(filled):
 )
 def test_durations_are_written_in_two_units(seconds, text):
     assert formatting.duration(seconds) == text
+
+
+def test_what_no_call_runs_again_is_shown_as_exhausted_with_what_to_do(semel):
+    semel.exhaust("order:7")
+    shown = semel.on_store("show", "orders", "order:7")
+    assert "state        exhausted\n" in shown.out
+    assert "why          lease ended; no attempt left\n" in shown.out
+    assert "calls get AttemptsExhausted\n" in shown.out
+    assert "to run it again: semel forget orders order:7, then send it again\n" in shown.out
+    assert "the next call runs it again" not in shown.out
+    assert "--retryable" not in shown.out
+    assert "lease ended; no attempt left" in semel.on_store("stuck").out
+    said = semel.on_store("resolve", "orders", "order:7", "--failed", "no", "--retryable")
+    assert (
+        "retryable: no attempt is left, so calls get AttemptsExhausted until you forget" in said.out
+    )
+    with Idempotency(semel.url) as engine, pytest.raises(AttemptsExhausted):
+        engine.execute("order:7", pytest.fail, scope="orders", policy=Policy(max_attempts=1))
+    semel.on_store("forget", "orders", "order:7")
+    with Idempotency(semel.url) as engine:
+        ran = engine.execute("order:7", lambda: 1, scope="orders", policy=Policy(max_attempts=1))
+    assert ran == 1
+
+
+def test_what_is_held_waits_for_a_decision_however_often_it_was_tried(semel_sqlite):
+    semel_sqlite.exhaust("order:7", hold=True)
+    shown = semel_sqlite.on_store("show", "orders", "order:7")
+    assert "state        abandoned\n" in shown.out
+    assert "to decide: semel resolve orders order:7" in shown.out

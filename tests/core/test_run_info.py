@@ -115,3 +115,11 @@ def test_what_is_written_refuses_more_than_a_record_keeps() -> None:
     assert RenewRequest(SOME, b"a", 30.0, most).run_info == most
     with pytest.raises(ConfigError, match="run_info has 201 bytes"):
         RenewRequest(SOME, b"a", 30.0, more)
+
+
+def test_a_limit_of_attempts_is_told_unless_it_is_endless():
+    assert read(build("web-1:4711", 60.0, "json", most=5)).most == 5
+    assert read(build("web-1:4711", 60.0, "json", most=10**6)).most is None
+    written = build("x" * 300, 1e9, "c" * 62, "w" * 300, 999_999)
+    assert len(written) == RUN_INFO_BYTES
+    assert len(read(written).by) >= 32

@@ -14,6 +14,7 @@ import time
 from contextlib import asynccontextmanager, contextmanager
 
 import aiosqlite
+import pymysql
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
@@ -37,6 +38,7 @@ from semel import (
 )
 from semel.adapters._sync.consuming import Consumer
 from semel.adapters.consuming import AsyncConsumer, AsyncRunning
+from semel.cli.formatting import state_of
 from semel.core.fingerprint import fingerprint
 from semel.core.records import OWNER_BYTES, ClaimRequest, Identity, State
 from semel.engine import outcomes, runs
@@ -744,6 +746,8 @@ def test_a_worker_that_is_killed_in_its_transaction_is_counted_and_not_held(kind
         while not record(kind, in_sql.internals.store).abandoned:
             assert time.monotonic() < end
             time.sleep(0.01)
+        shown = state_of(record(kind, in_sql.internals.store))
+        assert shown == ("abandoned" if number == 1 else "exhausted")
     verdict = kind.handle(consumer)
     assert isinstance(verdict, Reject)
     assert isinstance(verdict.error, AttemptsExhausted)
@@ -946,7 +950,8 @@ def test_a_transaction_that_cannot_begin_or_commit_is_tried_later(kind, database
         verdict = kind.handle(consumer)
     assert isinstance(verdict, Later)
     assert "OSError: no route" in verdict.reason
-    assert "not begun, or not committed" in caplog.text
+    assert "transaction was not begun; it is delivered again in 5" in caplog.text
+    assert "s [scope=mailer key_digest=" in caplog.text
 
 
 def test_a_transaction_that_the_database_gives_up_for_good_is_tried_later(kind, database, in_sql):
@@ -961,6 +966,65 @@ def test_a_transaction_that_the_database_gives_up_for_good_is_tried_later(kind, 
         assert isinstance(kind.handle(consumer), Later)
         assert len(ran) == times
     assert record(kind, in_sql.internals.store).number == 0
+
+
+def deadlock():
+    return pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
+
+
+def test_an_error_that_the_handler_makes_of_a_deadlock_is_repeated_and_not_counted(
+    kind, database, in_sql
+):
+    ran = []
+
+    def handler(_, style):
+        ran.append(1)
+        try:
+            raise deadlock()
+        except pymysql.err.OperationalError as error:
+            if style == "from":
+                raise Failure("no") from error
+            if style == "group":
+                raise ExceptionGroup("tasks", [Failure("no"), error])  # noqa: B904 - the case
+            raise Failure("no")  # noqa: B904 - the case
+
+    consumer = kind.consumer(in_sql, handler, COUNTED, transaction=database.begin)
+    for times, style in enumerate(("from", "handled", "group"), 1):
+        verdict = kind.wait(consumer.handle(MESSAGE, style))
+        assert isinstance(verdict, Later), style
+        assert isinstance(verdict.error, RetryTransaction), style
+        assert len(ran) == 4 * times, style
+    assert record(kind, in_sql.internals.store).number == 0
+
+
+def test_an_error_from_none_is_the_handlers_whatever_the_database_said(kind, database, in_sql):
+    ran = []
+
+    def handler(_):
+        ran.append(1)
+        try:
+            raise deadlock()
+        except pymysql.err.OperationalError:
+            raise Failure("no") from None
+
+    consumer = kind.consumer(in_sql, handler, COUNTED, transaction=database.begin)
+    assert isinstance(kind.handle(consumer), Later)
+    assert isinstance(kind.handle(consumer), Reject)
+    assert len(ran) == 2
+
+
+def test_what_the_framework_raises_itself_is_never_repeated(kind, database, in_sql):
+    ran = []
+
+    def handler(_):
+        ran.append(1)
+        raise Failure("sent again") from deadlock()
+
+    consumer = kind.consumer(
+        in_sql, handler, not_done=(Failure,), framework_retries=True, transaction=database.begin
+    )
+    assert isinstance(kind.handle(consumer), Fail)
+    assert len(ran) == 1
 
 
 # --- tasks of their own ----------------------------------------------------------------------

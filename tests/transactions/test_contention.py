@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
 
 import psycopg
 import pymysql
@@ -292,7 +292,7 @@ def test_mysql_itself_cannot_wait_for_less_than_a_second(mysql_url, version, wai
     with Idempotency(mysql_url) as idem:
         asking = records_of(idem.internals.store, "mysql", None).prepare(2.5, wait=wait)
         next(asking)
-        session = (50, mysql_login(mysql_url)["database"], version, 1 << 24, 0, "", 0)
+        session = (50, mysql_login(mysql_url)["database"], version, 1 << 24, 0, "", 0, 1.5, 0)
         assert asking.send(Reply([session], 1)).parameters == (bound,)
 
 
@@ -368,8 +368,11 @@ def accounts(world):
     world.query("INSERT INTO account VALUES ('x', 0), ('y', 0)")
 
 
-def crossing(world, meet, tries):
-    """Two units of work that update the same two rows in opposite order."""
+def crossing(world, meet, tries, made_of=nullcontext):
+    """Two units of work that update the same two rows in opposite order.
+
+    `made_of` is what the application makes of the database's errors.
+    """
 
     def unit(key, one, other):
         def fn(connection):
@@ -377,7 +380,10 @@ def crossing(world, meet, tries):
             execute(connection, f"UPDATE account SET amount = amount + 1 WHERE name = '{one}'")
             if len(tries) <= 2:
                 meet.wait(PATIENCE)
-            execute(connection, f"UPDATE account SET amount = amount + 1 WHERE name = '{other}'")
+            with made_of():
+                execute(
+                    connection, f"UPDATE account SET amount = amount + 1 WHERE name = '{other}'"
+                )
             return key
 
         with Idempotency(world.url) as idem:
@@ -402,6 +408,75 @@ async def test_a_deadlock_is_repeated_as_a_whole_and_both_take_effect_once(world
         assert [future.result(PATIENCE) for future in both] == ["a", "b"]
     assert len(tries) == 3, "no deadlock came about"
     assert world.query("SELECT amount FROM account") == [(2,), (2,)]
+
+
+@contextmanager
+def declined_from():
+    try:
+        yield
+    except Exception as error:
+        raise Declined from error
+
+
+@contextmanager
+def declined_meanwhile():
+    try:
+        yield
+    except Exception:
+        raise Declined  # noqa: B904 - the case
+
+
+@contextmanager
+def declined_in_a_group():
+    try:
+        yield
+    except Exception as error:
+        raise ExceptionGroup("tasks", [Declined(), error])  # noqa: B904 - the case
+
+
+@contextmanager
+def declined_for_good():
+    try:
+        yield
+    except Exception:
+        raise Declined from None
+
+
+@fault(28)
+@on(PLAIN)
+@pytest.mark.parametrize("made_of", [declined_from, declined_meanwhile, declined_in_a_group])
+async def test_an_error_that_the_application_makes_of_a_deadlock_is_repeated_too(world, made_of):
+    async with world.engine():
+        accounts(world)
+        tries = []
+        both = crossing(world, threading.Barrier(2), tries, made_of)
+        assert [future.result(PATIENCE) for future in both] == ["a", "b"]
+    assert len(tries) == 3, "no deadlock came about"
+    assert world.query("SELECT amount FROM account") == [(2,), (2,)]
+
+
+@on(PLAIN)
+async def test_an_error_from_none_is_final_and_leaves_nothing(world):
+    async with world.engine() as idem:
+        accounts(world)
+        tries = []
+        both = crossing(world, threading.Barrier(2), tries, declined_for_good)
+        (lost,) = [error for future in both if (error := future.exception(PATIENCE)) is not None]
+        assert isinstance(lost, Declined)
+        assert sorted(tries) == ["a", "b"]
+        assert idem.marks.check("a") is not idem.marks.check("b")
+    assert world.query("SELECT amount FROM account") == [(1,), (1,)]
+
+
+@on([kind for kind in KINDS if kind.name in {"psycopg", "asyncpg"}])
+async def test_a_unit_of_work_in_the_handler_of_a_deadlock_fails_by_its_own_error(world):
+    async with world.engine() as idem:
+        try:
+            raise psycopg.errors.DeadlockDetected("an earlier one")  # noqa: TRY301 - the case
+        except psycopg.errors.DeadlockDetected:
+            with pytest.raises(Declined):
+                async with world.work() as work, world.once(idem, work):
+                    raise Declined  # noqa: B904 - the case
 
 
 @fault(28)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 import subprocess
@@ -19,8 +20,10 @@ from sqlalchemy.orm import Session
 
 from semel import (
     AsyncIdempotency,
+    ConcurrentRequest,
     ConfigError,
     Idempotency,
+    RetryTransaction,
     StoreError,
     StoreUnavailable,
     ValueRejected,
@@ -264,6 +267,24 @@ NOT_LOST = [
 ]
 
 
+RETRIED = [
+    *(psycopg.errors.lookup(code)("no") for code in ("40001", "40P01")),
+    asyncpg.SerializationError("no"),
+    asyncpg.DeadlockDetectedError("no"),
+    *(
+        kind(code, "no")
+        for kind in (pymysql.err.OperationalError, asyncmy.errors.OperationalError)
+        for code in (1020, 1205, 1213, 3101)
+    ),
+    RetryTransaction("no"),
+]
+NOT_RETRIED = [
+    *(psycopg.errors.lookup(code)("no") for code in ("23505", "25P02", "57P01")),
+    pymysql.err.IntegrityError(1062, "no"),
+    KeyError(1213),
+]
+
+
 class OwnError(Exception):
     """What an application makes of errors of its database."""
 
@@ -275,6 +296,8 @@ def raised_by(wrapper, error):
             wrapped = OwnError("no")
             wrapped.__cause__ = error
             return wrapped
+        case "while it was handled":
+            return handled(error)
         case "sqlalchemy":
             return DBAPIError("SELECT 1", None, error)
         case "django":
@@ -283,15 +306,74 @@ def raised_by(wrapper, error):
             return wrapped
         case "group":  # as of several tasks
             return ExceptionGroup("no", [OwnError("another task's"), error])
+        case "all of them":
+            for each in ("sqlalchemy", "while it was handled", "group", "application"):
+                error = raised_by(each, error)
     return error
 
 
-@pytest.mark.parametrize("wrapper", ["", "sqlalchemy", "django", "application", "group"])
+def handled(error, own=OwnError):
+    """What is raised, without `from`, where an error is caught."""
+    try:
+        try:
+            raise error  # noqa: TRY301 - the case
+        except Exception:
+            raise own("no")  # noqa: B904 - the case
+    except own as found:
+        return found
+
+
+WRAPPERS = ["", "sqlalchemy", "django", "application", "while it was handled", "group"]
+
+
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, "all of them"])
 def test_the_class_of_an_error_says_whether_its_connection_was_lost(wrapper):
     for error in LOST:
         assert db_errors.is_lost(raised_by(wrapper, error)), repr(error)
     for error in NOT_LOST:
         assert not db_errors.is_lost(raised_by(wrapper, error)), repr(error)
+
+
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, "all of them"])
+def test_the_class_of_an_error_says_whether_its_transaction_is_to_be_repeated(wrapper):
+    for error in RETRIED:
+        assert db_errors.must_retry(raised_by(wrapper, error)), repr(error)
+    for error in NOT_RETRIED:
+        assert not db_errors.must_retry(raised_by(wrapper, error)), repr(error)
+
+
+@pytest.mark.parametrize("error", [LOST[0], RETRIED[0]], ids=["lost", "retried"])
+def test_an_error_that_was_raised_from_none_means_itself(error):
+    own = handled(error)
+    own.__cause__ = None  # which is what `from None` does
+    assert not db_errors.must_retry(own)
+    assert not db_errors.is_lost(own)
+
+
+@pytest.mark.parametrize("error", [LOST[0], RETRIED[0]], ids=["lost", "retried"])
+def test_what_was_handled_before_the_unit_of_work_began_says_nothing_about_it(error):
+    own = handled(error)
+    assert not db_errors.must_retry(own, around=error)
+    assert not db_errors.is_lost(own, around=error)
+
+
+@pytest.mark.parametrize("error", [LOST[0], RETRIED[0]], ids=["lost", "retried"])
+def test_an_interruption_means_itself(error):
+    for interruption in (asyncio.CancelledError, KeyboardInterrupt):
+        assert not db_errors.must_retry(handled(error, interruption))
+        assert not db_errors.is_lost(handled(error, interruption))
+    both = BaseExceptionGroup("no", [error, KeyboardInterrupt()])
+    assert not db_errors.must_retry(both)
+
+
+def test_an_error_of_semel_means_itself_whatever_it_was_made_of():
+    locked = raised_by("application", pymysql.err.OperationalError(1205, "Lock wait timeout"))
+    with pytest.raises(ConcurrentRequest) as busy:
+        db_errors.raise_claim_error(locked.__cause__)
+    assert busy.value.__cause__ is locked.__cause__
+    for wrapper in WRAPPERS:
+        assert not db_errors.must_retry(raised_by(wrapper, busy.value))
+        assert db_errors.is_lost(raised_by(wrapper, StoreUnavailable("no")))
 
 
 def test_errors_that_are_the_cause_of_each_other_end():

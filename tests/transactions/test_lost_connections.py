@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import time
 from urllib.parse import urlsplit
 
@@ -24,7 +25,8 @@ from semel import (
 from semel.adapters._sync.consuming import Consumer
 from semel.adapters.consuming import AsyncConsumer
 from semel.core.records import Identity, State
-from semel.messages import MOST_LOSSES, Ack, Later, Message, Reject
+from semel.engine.starts import MOST_LOSSES
+from semel.messages import Ack, Later, Message, Reject
 from servers.proxy import proxy_to
 from transactions.kinds import KINDS
 
@@ -138,7 +140,7 @@ async def record(idem):
 @pytest.mark.parametrize(
     "where", ["handler", "caught by the handler", "end of the handler", "commit"]
 )
-async def test_a_connection_that_is_cut_is_never_a_failure_of_the_handler(world, where):
+async def test_a_connection_that_is_cut_is_never_a_failure_of_the_handler(world, where, caplog):
     cuts = Cuts(world, where, times=2)
     async with world.engine() as idem:
         consumer = cuts.consumer(idem, max_attempts=2)
@@ -146,6 +148,10 @@ async def test_a_connection_that_is_cut_is_never_a_failure_of_the_handler(world,
         assert [type(verdict) for verdict in verdicts] == [Later, Later, Ack, Ack], verdicts
         assert (cuts.fired, cuts.ran) == (2, 3)
         assert (await record(idem)).number == 1
+    said = (
+        r"transaction was not committed; it is delivered again in 5\S* s \[scope=mailer key_digest="
+    )
+    assert len(re.findall(said, caplog.text)) == 2
     assert world.entries().count("sent") == 1
 
 

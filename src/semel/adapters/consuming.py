@@ -9,31 +9,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from functools import partial
-from time import monotonic
-from typing import Any, Final, TypeGuard
+from typing import Any, TypeGuard
 
 from semel.aio import AsyncIdempotency
-from semel.core.attempts import Attempt, Lease
-from semel.core.codec import encode_failure, returned_by
-from semel.core.policy import changed
-from semel.core.records import PROCESSING
-from semel.engine.colours.tasks import background, finished, sleep
-from semel.engine.runs import AsyncRuns
+from semel.core.attempts import Lease
+from semel.core.codec import returned_by
+from semel.engine.colours.tasks import finished
 from semel.engine.setup import Call
+from semel.engine.starts import MOST_LOSSES, AsyncStart
 from semel.engine.transactions import aio_run_in_transaction
 from semel.errors import (
     ConfigError,
     IdempotencyError,
     LeaseLost,
     RetryTransaction,
-    StoreError,
     StoreUnavailable,
     about,
 )
 from semel.events import logger
 from semel.messages import (
-    MOST_LOSSES,
     SOONEST,
     STORE_PAUSE,
     Ack,
@@ -44,7 +38,6 @@ from semel.messages import (
     described,
     later,
 )
-from semel.stores.sql.errors import RecordLocked
 from semel.transactions import db_errors
 
 
@@ -93,7 +86,6 @@ class AsyncConsumer:
         self._keeps_value = keeps_value
         self._returns = returned_by(handler) if keeps_value else None
         self._transaction = transaction
-        self._not_done = not_done
 
     async def handle(self, message: Message, *args: Any) -> Verdict:
         """Call the handler with `args`, unless the message is done, and return the verdict on it.
@@ -159,9 +151,7 @@ class AsyncConsumer:
             logger.error(
                 "the handler of a message raised (attempt %d): %s [scope=%s key_digest=%s]",
                 number,
-                f"it is delivered again in {verdict.seconds:g} s"
-                if isinstance(verdict, Later)
-                else "it is rejected",
+                _next_of(verdict),
                 call.identity.scope,
                 call.identity.key_digest,
                 exc_info=error,
@@ -219,7 +209,7 @@ class AsyncConsumer:
         except Exception as error:  # noqa: BLE001 - the verdict says what becomes of it
             if not ended:
                 start.interrupted(error)
-                return self._verdict_without_commit(error)
+                return self._verdict_without_commit(call, error, ran=False)
             return await self._verdict_of_rollback(call, start, error, ended[0])
         except BaseException as error:
             start.interrupted(error)
@@ -227,15 +217,26 @@ class AsyncConsumer:
         start.end()
         return Ack(attempt.result, attempt.replayed)
 
-    def _verdict_without_commit(self, error: Exception) -> Verdict:
+    def _verdict_without_commit(self, call: Call, error: Exception, *, ran: bool) -> Verdict:
         """Say what becomes of a message whose transaction was not begun, or not committed."""
         if isinstance(error, IdempotencyError):
-            return self.rules.verdict_without_run(error)
-        logger.warning("a transaction was not begun, or not committed", exc_info=error)
-        reason = f"the transaction failed: {described(error)}"
-        unavailable = StoreUnavailable(reason)
-        unavailable.__cause__ = error
-        return later(STORE_PAUSE, reason, unavailable)
+            verdict = self.rules.verdict_without_run(error)
+            if not ran:  # the duplicate of another attempt, as a rule
+                return verdict
+        else:
+            reason = f"the transaction failed: {described(error)}"
+            unavailable = StoreUnavailable(reason)
+            unavailable.__cause__ = error
+            verdict = later(STORE_PAUSE, reason, unavailable)
+        logger.warning(
+            "a message's transaction was not %s; %s [scope=%s key_digest=%s]",
+            "committed" if ran else "begun",
+            _next_of(verdict),
+            call.identity.scope,
+            call.identity.key_digest,
+            exc_info=error,
+        )
+        return verdict
 
     async def _verdict_of_rollback(
         self,
@@ -250,16 +251,11 @@ class AsyncConsumer:
         that errors of the handler come there, and the handler meets those of the connection.
         """
         again = isinstance(error, RetryTransaction)
-        lost = (
-            isinstance(error, StoreUnavailable)
-            # A framework's own, such as Retry, has sent the message again already.
-            or (db_errors.is_lost(error) and not isinstance(error, self._not_done))
-            # What the handler raises of these may be about any other connection of its own.
-            or (isinstance(error, db_errors.DROPPED) and error is not raised)
-        )
+        # What the handler raises of the latter may be about any other connection of its own.
+        lost = call.is_lost(error) or (isinstance(error, db_errors.DROPPED) and error is not raised)
         if again or lost:
             if await start.take_back(lost=lost):
-                return self._verdict_without_commit(error)
+                return self._verdict_without_commit(call, error, ran=True)
             logger.error(
                 "message lost its transaction's connection %d times in a row; counting a handler "
                 "failure [scope=%s key_digest=%s]",
@@ -278,143 +274,7 @@ class AsyncConsumer:
         if raised is not None:
             return self._verdict_of_failure(call, error, 1, None)
         # The database is away, or the transaction was committed after all: the next delivery asks.
-        return self._verdict_without_commit(error)
-
-
-_TAKEN_BACK: Final = tuple(
-    encode_failure(
-        StoreUnavailable(
-            f"not counted: the connection of the transaction was lost, {losses} times in a row"
-            if losses
-            else "not counted: the database rolled the transaction back"
-        )
-    )
-    for losses in range(MOST_LOSSES + 1)
-)
-"""What a record says after starts that are not counted, by how many in a row lost a connection."""
-
-
-class AsyncStart:
-    """One start of a handler in a transaction, counted outside of it, where nothing undoes it.
-
-    The record itself has the count. It is claimed as for an ordinary attempt, and the transaction
-    goes on with that claim: what it commits is the end of the record. If it is rolled back, also by
-    the end of the process, the record is as before the transaction: claimed, and counted.
-    """
-
-    def __init__(self, runs: AsyncRuns, call: Call) -> None:
-        # What was rolled back has not happened, so nothing is held.
-        rules = changed(call.rules, abandoned="takeover", concurrent="reject")
-        self._runs = runs
-        self._in_transaction = call
-        self._call = Call(
-            call.identity, call.fingerprint, rules, call.returns, keeps_value=call.keeps_value
-        )
-        self._lease: Lease | None = None
-        self._losses = 0
-        """How many starts in a row have lost their connection before this one."""
-
-    async def begin(self) -> Attempt | None:
-        """Count the start; returns the attempt of a message that was done before."""
-        with suppress(StoreError):  # the claim meets it again, and the policy decides
-            before = await self._runs.store.get(self._call.identity)
-            if before is not None and before.outcome in _TAKEN_BACK:
-                self._losses = _TAKEN_BACK.index(before.outcome)
-        attempt = await self._runs.begin(self._call)
-        if attempt.replayed:
-            return attempt
-        if attempt.lease is not None:  # else nothing is protected, by the settings or the policy
-            # Not renewed: the transaction has the record, and keeps all others from it.
-            attempt.lease.stop()
-            self._lease = attempt.lease
-            self._in_transaction.counted = attempt
-        return None
-
-    @property
-    def counted(self) -> bool:
-        """Whether the record has counted it."""
-        return self._lease is not None
-
-    def enter(self) -> None:
-        """Note that the handler is called now."""
-        if self._lease is not None:
-            self._lease.entered = True
-
-    def leave(self) -> None:
-        """Note that the handler has not been called, or that its transaction is repeated."""
-        if self._lease is not None:
-            self._lease.entered = False
-
-    def end(self) -> None:
-        """Forget the start: its record has ended, or is another attempt's."""
-        if self._lease is not None:
-            self._runs.leases.drop(self._lease)
-
-    def interrupted(self, error: BaseException) -> None:
-        """Give the claim back if the handler was not called; else its failure is recorded."""
-        if self._lease is not None and self._lease.entered:
-            background(self._runs.in_background, partial(self.fail, error), self._lease)
-        else:
-            self._runs.settle(self._call, error)
-
-    async def fail(self, error: BaseException) -> Lease | None:
-        """Record the failure of the handler; None = the store has no such start."""
-        lease = self._lease
-        if lease is None:
-            return None
-        try:
-            rolled_back = await self._rolled_back(lease)
-        except Exception as unreadable:  # noqa: BLE001 - it stays counted, and its lease ends
-            self._runs.lease_events.store_failed(lease, "fail", unreadable)
-            self.end()
-            return lease
-        if not rolled_back:
-            self.end()
-            return None
-        await self._runs.failed(self._call, Attempt(lease.identity, lease=lease), error)
-        return lease
-
-    async def take_back(self, *, lost: bool) -> bool:
-        """Count the start no longer, as soon as the store is back; False = it has to count.
-
-        `lost` says that it lost its connection, which a handler may do to itself.
-        """
-        losses = self._losses + lost
-        if losses > MOST_LOSSES:
-            return False
-        lease, end, pause = self._lease, monotonic() + self._call.rules.lease, 0.0
-        while lease is not None and lease in self._runs.leases:
-            try:
-                await sleep(pause)
-                if await self._rolled_back(lease):
-                    await self._runs.store.fail(
-                        lease.identity,
-                        lease.owner,
-                        _TAKEN_BACK[losses],
-                        retryable=True,
-                        keep_fingerprint=True,
-                        ttl=self._call.rules.failed_ttl,
-                        ran=False,
-                    )
-            except Exception as error:  # noqa: BLE001 - also a worker's time limit: it comes again
-                self._runs.lease_events.store_failed(lease, "fail", error)
-                # The server may not have noticed that a connection is gone which has the record.
-                locked = isinstance(error, RecordLocked) and monotonic() >= end
-                if isinstance(error, StoreUnavailable) and not (locked or self._runs.closed):
-                    pause = SOONEST
-                    continue
-            self.end()
-        return True
-
-    async def _rolled_back(self, lease: Lease) -> bool:
-        """Whether the record is as it was before the transaction; held, it was committed inside."""
-        record = await self._runs.store.get(lease.identity)
-        return (
-            record is not None
-            and record.state is PROCESSING
-            and record.owner == lease.owner
-            and not record.hold
-        )
+        return self._verdict_without_commit(call, error, ran=True)
 
 
 def _check_transaction(transaction: object, store: object) -> None:
@@ -427,6 +287,13 @@ def _check_transaction(transaction: object, store: object) -> None:
             "transaction= needs an engine whose records are in SQL, in the database that the "
             f"transaction is of; {type(store).__name__} keeps them elsewhere"
         )
+
+
+def _next_of(verdict: Verdict) -> str:
+    """Say for the log what happens to a message next."""
+    if isinstance(verdict, Later):
+        return f"it is delivered again in {verdict.seconds:.0f} s"
+    return "it is rejected"
 
 
 def _is_about(error: Exception, call: Call) -> TypeGuard[IdempotencyError]:

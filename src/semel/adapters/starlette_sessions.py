@@ -442,7 +442,7 @@ class Work:
                 if isinstance(error, OutcomeUnknown):  # no answer of 5xx, which would be logged
                     log_failure("an endpoint ended the transaction of its record", error)
                 raise _Instead(self._rules.rejection(error)) from error
-            if call is not None and db_errors.must_retry(error):
+            if call is not None and call.must_retry(error):
                 again = about(db_errors.retry_error(), call.identity)
                 raise _Instead(self._rules.rejection(again)) from error
             raise

@@ -13,7 +13,7 @@ from typing import Final
 
 from semel import repair
 from semel.cli.audit import user
-from semel.cli.formatting import duration, moment, printable, state_of
+from semel.cli.formatting import duration, exhausted, moment, printable, state_of
 from semel.cli.results import resolution_of
 from semel.cli.store import NO_RECORD, key_of, open_engine
 from semel.cli.terminal import can_ask, confirmed
@@ -124,6 +124,8 @@ def resolve(options: Namespace) -> int:
         if key is None:
             print(f"nothing was decided: {NO_RECORD}", file=sys.stderr)
             return 1
+        retryable = isinstance(resolution, Failed) and resolution.retryable
+        before = engine.peek(key, scope=options.scope) if retryable else None
         decision = settle(
             engine,
             key,
@@ -141,10 +143,11 @@ def resolve(options: Namespace) -> int:
     if not isinstance(decision, Resolved):
         print("nothing was decided: somebody else was faster", file=sys.stderr)
         return 1
-    print(f"resolved as {_named(resolution)}")
+    runs = before is None or not exhausted(before)
+    print(f"resolved as {_named(resolution, runs=runs)}")
     left = duration(decision.kept_until - decision.at)
     again = "until then only a call with the same payload runs"
-    if not (isinstance(resolution, Failed) and resolution.retryable):
+    if not retryable:
         again = "a call after that runs again"
     print(f"kept until {moment(decision.kept_until)} ({left}); {again}")
     print(FINAL, file=sys.stderr)
@@ -168,10 +171,13 @@ def audit_of(options: Namespace) -> Audit:
     return log_audit
 
 
-def _named(resolution: Succeeded | Failed) -> str:
+def _named(resolution: Succeeded | Failed, *, runs: bool) -> str:
     if isinstance(resolution, Succeeded):
         return f"succeeded{_given(resolution.value)}"
-    return "retryable: the next call runs" if resolution.retryable else "failed"
+    if not resolution.retryable:
+        return "failed"
+    no_attempt_left = "no attempt is left, so calls get AttemptsExhausted until you forget it"
+    return f"retryable: {'the next call runs' if runs else no_attempt_left}"
 
 
 def _given(value: object) -> str:

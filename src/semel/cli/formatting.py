@@ -20,6 +20,7 @@ from semel.core.records import Record, State
 STATES: dict[str, State] = {
     "processing": State.PROCESSING,
     "abandoned": State.PROCESSING,
+    "exhausted": State.PROCESSING,
     "succeeded": State.SUCCEEDED,
     "failed": State.FAILED,
     "retryable": State.FAILED,
@@ -34,6 +35,7 @@ _COLOURS: dict[str, dict[str, str]] = {
     "STATE": {
         "processing": _CYAN,
         "abandoned": _RED,
+        "exhausted": _RED,
         "succeeded": _GREEN,
         "failed": _RED,
         "retryable": _YELLOW,
@@ -49,10 +51,21 @@ _HELD: dict[bool | None, str] = {True: "yes", False: "no", None: "-"}
 def state_of(record: Record) -> str:
     """Name the state as an operator sees it."""
     if record.abandoned:
-        return "abandoned"
+        return "exhausted" if exhausted(record) else "abandoned"
     if record.state is State.FAILED and record.retryable:
         return "retryable"
     return record.state.name.lower()
+
+
+def exhausted(record: Record) -> bool:
+    """Return whether an abandoned attempt was the last one that its policy allows.
+
+    Held, it waits for a decision first.
+    """
+    info = run_info.read(record.run_info)
+    if info is None or info.most is None or record.hold or not record.abandoned:
+        return False
+    return record.number >= info.most
 
 
 def held(record: Record) -> bool | None:
@@ -98,7 +111,8 @@ def _why(record: Record) -> str | None:
     info = run_info.read(record.run_info)
     if info is None or not record.abandoned:
         return None
-    return info.why or "lease ended"
+    why = info.why or "lease ended"
+    return f"{why}; no attempt left" if exhausted(record) else why
 
 
 def fields(record: Record) -> dict[str, Any]:

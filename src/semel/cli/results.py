@@ -16,7 +16,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from semel.cli.formatting import as_json, printable
+from semel.cli.formatting import as_json, exhausted, printable
 from semel.core import run_info
 from semel.core.codec import BY_STORED_NAME
 from semel.core.records import Record
@@ -162,7 +162,14 @@ def how_to_decide(record: Record) -> str:
     failed = "--failed TEXT, with --retryable if the next call may run"
     given = "--succeeded JSON" if info is None else _GIVEN.get(info.codec)
     begin = "to decide: "
-    if not record.hold:
+    if exhausted(record):
+        begin = (
+            "exhausted: its policy allows no further attempt, so calls get AttemptsExhausted\n"
+            f"to run it again: semel forget {name}, then send it again\n"
+            "to decide instead: "
+        )
+        failed = "--failed TEXT"
+    elif not record.hold:
         begin = (
             "not held: the next call runs it again, and nothing has to be decided\n"
             "to decide before that: "

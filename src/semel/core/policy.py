@@ -207,7 +207,8 @@ class Rules(Struct, frozen=True, kw_only=True):
         force_setattr(self, "replace", self.mismatch == "replace")
         force_setattr(self, "waits", self.concurrent == "wait")
         force_setattr(self, "replays", self.duplicate == "replay")
-        force_setattr(self, "run_info", OwnRunInfo(self.ttl, self.codec.name))
+        own = OwnRunInfo(self.ttl, self.codec.name, self.max_attempts)
+        force_setattr(self, "run_info", own)
 
 
 def written(policy: Policy) -> dict[str, Any]:

@@ -4,7 +4,7 @@ An engine sends it with every claim, and again, with `why`, when it parks an att
 the bytes while the record is PROCESSING and does not look into them; an operator's tools read them.
 They are JSON, at most `RUN_INFO_BYTES` of it:
 
-    {"by":"web-1:4711","ttl":259200,"codec":"json/1","why":"TimeoutError"}
+    {"by":"web-1:4711","ttl":259200,"codec":"json/1","why":"TimeoutError","most":5}
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ NAME_VARIABLE: Final = "SEMEL_NAME"
 """The environment variable that names a process where host and pid do not."""
 
 LONGEST_CODEC: Final = 64
-LONGEST_WHY: Final = 48
+LONGEST_WHY: Final = 34
 """In bytes, so that at least 32 are left for the name of the process."""
+LARGEST_MOST: Final = 999_999
+"""A larger `max_attempts` is not written: no key is tried so often."""
 
 
 class RunInfo(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -42,6 +44,8 @@ class RunInfo(Struct, frozen=True, omit_defaults=True, gc=False):
 
     Or the response, as `answered with 502`, where that parked it; or `interrupted`, where the call
     was gone before it could tell."""
+    most: int | None = None
+    """The `max_attempts` of the policy."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -60,7 +64,9 @@ def process_name() -> str:
     return _printable(name[-RUN_INFO_BYTES:])
 
 
-def build(by: str, ttl: float, codec: str, why: str | None = None) -> bytes:
+def build(
+    by: str, ttl: float, codec: str, why: str | None = None, most: int | None = None
+) -> bytes:
     """Write it as JSON, cut to `RUN_INFO_BYTES`.
 
     A long `why` loses its end, and a long `by` its beginning, because the pid is at its end. The
@@ -71,6 +77,7 @@ def build(by: str, ttl: float, codec: str, why: str | None = None) -> bytes:
         ttl=int(ttl) if ttl == int(ttl) else ttl,
         codec=codec if len(_encode(codec)) <= LONGEST_CODEC else "",
         why=None if why is None else _printable(why).encode()[:LONGEST_WHY].decode(errors="ignore"),
+        most=most if most is not None and most <= LARGEST_MOST else None,
     )
     name, room = _printable(by).encode(), RUN_INFO_BYTES - len(_encode(rest))
     return _encode(replace(rest, by=name[max(0, len(name) - room) :].decode(errors="ignore")))
@@ -91,22 +98,23 @@ class OwnRunInfo:
     another. It follows from the rules that it belongs to, so it makes no two rules different.
     """
 
-    __slots__ = ("__weakref__", "_by", "_codec", "_ttl", "claim")
+    __slots__ = ("__weakref__", "_by", "_codec", "_most", "_ttl", "claim")
 
-    def __init__(self, ttl: float, codec: str) -> None:
+    def __init__(self, ttl: float, codec: str, most: int | None = None) -> None:
         self._ttl = ttl
         self._codec = codec
+        self._most = most
         self.write()
         _of_all_rules[id(self)] = self
 
     def write(self) -> None:
         """Write it for the process that runs now."""
         self._by = process_name()
-        self.claim = build(self._by, self._ttl, self._codec)
+        self.claim = build(self._by, self._ttl, self._codec, None, self._most)
 
     def parked(self, why: str) -> bytes:
         """Write what the record of a parked attempt says."""
-        return build(self._by, self._ttl, self._codec, why)
+        return build(self._by, self._ttl, self._codec, why, self._most)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OwnRunInfo)

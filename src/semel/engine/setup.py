@@ -30,6 +30,7 @@ from semel.errors import (
     raise_about,
 )
 from semel.stores.base import AsyncStore, Store
+from semel.transactions import db_errors
 
 if TYPE_CHECKING:
     from semel.core.codec import Codec
@@ -74,6 +75,20 @@ class Call(Struct, eq=False, weakref=True):
     """How long it has waited for answers of the store; added up where there are hooks."""
     shared_as: tuple[Identity, bytes | None, int] | None = None
     """Calls of a process with the same value share one execution; None = this one shares none."""
+    around: BaseException | None = None
+    """What was being handled when its transaction began: no error of the call is about that."""
+
+    def must_retry(self, error: BaseException) -> bool:
+        """Whether the database asks for its whole transaction again, by this error."""
+        return not self._is_frameworks(error) and db_errors.must_retry(error, self.around)
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether its transaction has lost the connection, by this error."""
+        return not self._is_frameworks(error) and db_errors.is_lost(error, self.around)
+
+    def _is_frameworks(self, error: BaseException) -> bool:
+        """Whether it is a framework's own, such as Retry, which has sent the message again."""
+        return isinstance(error, self.rules.not_done)
 
 
 class WaitingCalls:

@@ -5,6 +5,7 @@ Nothing here commits or rolls back more than a savepoint.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -54,6 +55,7 @@ class AsyncTransactionContext(Generic[Result]):
     _marker: AsyncSavepoint
 
     def __init__(self, runs: AsyncRuns, call: Call, connection: object, table: str | None) -> None:
+        call.around = sys.exception()
         self._runs = runs
         self._call = call
         self._connection = connection
@@ -114,7 +116,7 @@ class AsyncTransactionContext(Generic[Result]):
             return
         if error is not None:
             await self._undo()
-            if db_errors.must_retry(error):
+            if self._call.must_retry(error):
                 raise about(db_errors.retry_error(), self._call.identity) from error
             return
         try:
@@ -135,7 +137,7 @@ class AsyncTransactionContext(Generic[Result]):
             await self._nested.commit()
         except BaseException as failure:
             await self._undo()
-            if db_errors.must_retry(failure):
+            if self._call.must_retry(failure):
                 raise about(db_errors.retry_error(), self._call.identity) from failure
             raise
 
@@ -329,6 +331,7 @@ async def aio_run_in_transaction(
 
     `name` is what the caller calls `begin`, for errors.
     """
+    call.around = sys.exception()
     waits = pauses(call.rules)
     for left in range(retries, -1, -1):
         try:
@@ -338,7 +341,7 @@ async def aio_run_in_transaction(
                     transactions.check_begun(connection, name, call.identity)
                 attempt = await _run_inside(runs, call, connection, fn)
         except Exception as error:
-            if not db_errors.must_retry(error):
+            if not call.must_retry(error):
                 raise
             if left == 0:
                 raise about(db_errors.retry_error(), call.identity) from error

@@ -6,8 +6,8 @@ of its own. SQLAlchemy and Django wrap them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, NoReturn, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NoReturn, TypeAlias
 
 from semel.errors import (
     ConcurrentRequest,
@@ -19,7 +19,7 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
-from semel.stores.sql.errors import REJECTED, is_too_large, rejects_value
+from semel.stores.sql.errors import REJECTED, RecordLocked, is_too_large, rejects_value
 from semel.stores.sql.mysql.errors import NOT_THE_STATEMENT
 
 Code: TypeAlias = str | int
@@ -86,26 +86,22 @@ _NUMBERED = ("pymysql", "asyncmy", "MySQLdb")
 """Drivers whose errors carry the server's number as their first argument."""
 
 
-def must_retry(error: BaseException) -> bool:
-    """Whether the database asks for the whole unit of work again."""
-    return isinstance(error, RetryTransaction) or not _RETRY.isdisjoint(_codes(error))
+# What the application's own error means. The class of the error decides, not where it was raised:
+# the database has undone the transaction, whatever the program makes of that. So an error that was
+# raised from such a one, or while it was handled, says the same; `from None` says otherwise.
 
 
-def is_lost(error: BaseException) -> bool:
-    """Whether the connection was lost, or its server is stopping or takes no writes.
-
-    The class of the error decides, not where it was raised: no program can do anything about it. An
-    error that was raised from such a one says the same.
-    """
-    errors = list(_caused(error))
-    codes = {code for each in errors for code in _own_code(each)}
-    if codes & _TOO_SLOW:
-        return False
-    return (
-        not codes.isdisjoint(_LOST)
-        or any(isinstance(code, str) and code.startswith(_CONNECTION) for code in codes)
-        or any(map(_says_lost, errors))
+def must_retry(error: BaseException, around: BaseException | None = None) -> bool:
+    """Whether the database asks for the whole unit of work again; `around`: see `_meant`."""
+    return any(
+        isinstance(each, RetryTransaction) or not _RETRY.isdisjoint(_own_code(each))
+        for each in _meant(error, around)
     )
+
+
+def is_lost(error: BaseException, around: BaseException | None = None) -> bool:
+    """Whether the connection was lost, or its server is stopping or takes no writes."""
+    return _tell_lost(list(_meant(error, around)))
 
 
 def lost_error() -> StoreUnavailable:
@@ -127,6 +123,11 @@ def retry_error() -> RetryTransaction:
 def would_wait(error: Exception) -> bool:
     """Whether a claim found that an open transaction has its record, or waited too long for it."""
     return not _LOCK_TIMEOUT.isdisjoint(_codes(error))
+
+
+def is_locked(error: Exception) -> bool:
+    """Whether a call of the store found that an open transaction has the record."""
+    return isinstance(error, RecordLocked)
 
 
 def raise_claim_error(error: Exception, *, waits_for_table: bool = False) -> NoReturn:
@@ -182,7 +183,7 @@ def ended_error() -> OutcomeUnknown:
 def _raise(error: Exception, codes: set[Code]) -> NoReturn:
     if isinstance(error, IdempotencyError):
         raise error
-    if must_retry(error):
+    if codes & _RETRY:
         raise retry_error() from error
     if codes & _NO_TABLE:
         raise ConfigError(
@@ -201,7 +202,7 @@ def _raise(error: Exception, codes: set[Code]) -> NoReturn:
             f"the database cannot take this record, nor will it later: {_first_line(error)}"
         ) from error
     hint = "; a message above max_allowed_packet does that" if codes & _HANGS_UP else ""
-    lost = is_lost(error) or isinstance(error, DROPPED)
+    lost = _tell_lost(list(_unwrapped(error))) or isinstance(error, DROPPED)
     raise (StoreUnavailable if lost else StoreError)(
         f"the record could not be written in this transaction: {_first_line(error)}{hint}"
     ) from error
@@ -226,20 +227,45 @@ def _unwrapped(error: BaseException | None) -> Iterator[BaseException]:
         error = (getattr(error, "orig", None) or error.__cause__) if wraps else None
 
 
-def _caused(error: BaseException) -> Iterator[BaseException]:
-    """Give an error, those that it was raised from, and those of a group (of tasks)."""
-    found = [error]
+def _meant(error: BaseException, around: BaseException | None) -> Iterator[BaseException]:
+    """Give an error of the application, what it was raised from, and the members of a group.
+
+    What it was raised from: by `from`, or because another error was being handled. `around` was
+    handled already when the unit of work began, and has nothing to do with it. An interruption
+    means itself, and so does an error of semel, which was made of what is below it.
+    """
+    found: list[Any] = [error] if isinstance(error, Exception) else []
+    known = {id(around), id(None)}
     for each in found:  # which grows meanwhile
         yield each
-        wrapped = getattr(each, "orig", None)
-        cause = wrapped if isinstance(wrapped, BaseException) else each.__cause__
-        members = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-        known = set(map(id, found))
-        found += [one for one in (cause, *members) if one is not None and id(one) not in known]
+        known.add(id(each))
+        if not isinstance(each, IdempotencyError):
+            found += [one for one in _below(each) if id(one) not in known]
+
+
+def _below(error: BaseException) -> list[Any]:
+    wrapped = getattr(error, "orig", None)
+    cause = wrapped if isinstance(wrapped, BaseException) else error.__cause__
+    if cause is None and not error.__suppress_context__:
+        cause = error.__context__
+    return [cause, *(error.exceptions if isinstance(error, BaseExceptionGroup) else ())]
+
+
+def _tell_lost(errors: Sequence[BaseException]) -> bool:
+    codes = {code for each in errors for code in _own_code(each)}
+    if codes & _TOO_SLOW:
+        return False
+    return (
+        not codes.isdisjoint(_LOST)
+        or any(isinstance(code, str) and code.startswith(_CONNECTION) for code in codes)
+        or any(map(_says_lost, errors))
+    )
 
 
 def _says_lost(error: BaseException) -> bool:
     """Whether an error without a code is one of a lost connection."""
+    if isinstance(error, StoreUnavailable):
+        return True
     match _package(type(error)):
         case "sqlalchemy":
             flag = getattr(error, "connection_invalidated", False)

@@ -206,8 +206,10 @@ class PostgresRecords(Records):
 
 _SESSION: Final = (
     "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet, "
-    "@@innodb_rollback_on_timeout, @@SESSION.sql_mode, @@SESSION.autocommit"
+    "@@innodb_rollback_on_timeout, @@SESSION.sql_mode, @@SESSION.autocommit, @@SESSION.timestamp, "
+    "TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6)) LIMIT 1"
 )
+_CLOCK: Final = "SELECT @@SESSION.timestamp LIMIT 1"
 _SET_LOCK_WAIT: Final = "SET SESSION innodb_lock_wait_timeout = %s"
 
 
@@ -274,7 +276,8 @@ class _LockingTable(MySQLTable):
     def read(self, identity: Identity) -> Statement:
         """Read the newest version of the row, and keep others from changing it."""
         plain = self.read_committed(identity)
-        return plain._replace(sql=f"{plain.sql} FOR UPDATE")
+        # LIMIT: a session's sql_select_limit may be 0.
+        return plain._replace(sql=f"{plain.sql} LIMIT 1 FOR UPDATE")
 
     read_met = read
 
@@ -302,9 +305,12 @@ class MySQLRecords(Records):
     def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
         """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""
         reply = yield question(_SESSION)
-        ((before, database, version, largest, rolls_back, sql_mode, commits_each),) = reply.rows
+        ((before, database, version, largest, rolls_back, sql_mode, commits_each, *clock),) = (
+            reply.rows
+        )
         if isinstance(version, bytes):
             raise texts_as_bytes(WITH_UNICODE)
+        yield from self._check_clock(*clock)
         self._table.largest, self._table.sql_mode = largest, sql_mode
         self._check(database)
         self.rolls_back, self.commits_each = bool(rolls_back), bool(commits_each)
@@ -321,6 +327,18 @@ class MySQLRecords(Records):
         """Do nothing: the insert of the claim stands in line."""
         yield from ()
         return True
+
+    def _check_clock(self, timestamp: float, behind: int) -> Verb[None]:
+        """Reject a session whose clock stands still; all times of the record would be wrong.
+
+        SYSDATE() goes on, so that it is `behind` then. The server may also have been slow: only a
+        clock that was set says the same twice.
+        """
+        if behind and (yield question(_CLOCK)).rows[0][0] == timestamp:
+            raise ConfigError(
+                f"this session's clock was set by SET timestamp, {abs(behind)} seconds from the "
+                "server's, and the record's times would follow it: SET timestamp = DEFAULT first"
+            )
 
     def _check(self, database: str | None) -> None:
         # Names that differ in capitals alone may be one: that depends on the server's file system.

@@ -206,7 +206,7 @@ def run_view(
         return response_of(rules.rejection(_explained(integration, call, error)))
     except Exception as error:
         # The COMMIT itself may fail in a way that asks for another try; nothing was done then.
-        if error is failure or not db_errors.must_retry(error):
+        if error is failure or not call.must_retry(error):
             raise
         return response_of(rules.rejection(about(db_errors.retry_error(), call.identity)))
 

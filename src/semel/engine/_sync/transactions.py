@@ -6,6 +6,7 @@ Nothing here commits or rolls back more than a savepoint.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -55,6 +56,7 @@ class TransactionContext(Generic[Result]):
     _marker: Savepoint
 
     def __init__(self, runs: Runs, call: Call, connection: object, table: str | None) -> None:
+        call.around = sys.exception()
         self._runs = runs
         self._call = call
         self._connection = connection
@@ -114,7 +116,7 @@ class TransactionContext(Generic[Result]):
             return
         if error is not None:
             self._undo()
-            if db_errors.must_retry(error):
+            if self._call.must_retry(error):
                 raise about(db_errors.retry_error(), self._call.identity) from error
             return
         try:
@@ -135,7 +137,7 @@ class TransactionContext(Generic[Result]):
             self._nested.commit()
         except BaseException as failure:
             self._undo()
-            if db_errors.must_retry(failure):
+            if self._call.must_retry(failure):
                 raise about(db_errors.retry_error(), self._call.identity) from failure
             raise
 
@@ -329,6 +331,7 @@ def run_in_transaction(
 
     `name` is what the caller calls `begin`, for errors.
     """
+    call.around = sys.exception()
     waits = pauses(call.rules)
     for left in range(retries, -1, -1):
         try:
@@ -338,7 +341,7 @@ def run_in_transaction(
                     transactions.check_begun(connection, name, call.identity)
                 attempt = _run_inside(runs, call, connection, fn)
         except Exception as error:
-            if not db_errors.must_retry(error):
+            if not call.must_retry(error):
                 raise
             if left == 0:
                 raise about(db_errors.retry_error(), call.identity) from error

@@ -127,7 +127,7 @@ def complete_many(table: str, rows: int) -> str:
 def whose(table: str, rows: int) -> str:
     """Read who owns the rows that are running for the first time, by which claim."""
     return (
-        f"SELECT biz_type, idem_key, owner, fence FROM {table} "  # noqa: S608 - names from this module
+        f"SELECT +biz_type, +idem_key, +owner, +fence FROM {table} "  # noqa: S608 - names from this module
         f"WHERE identity IN {_placeholders(1, rows)} "
         f"AND status = {int(State.PROCESSING)} AND number = 1"
     )
@@ -162,13 +162,14 @@ NOTE = "clock set back, seen at "
 
 _CODEC = COLUMNS.index("codec")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-_LIST = ", ".join(COLUMNS)
+# "+": as expressions, they have no declared type, for which an application may have converters.
+_LIST = ", ".join(f"+{name}" for name in COLUMNS)
 
 FIND_VERSIONS = f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{VERSIONS}'"  # noqa: S608 - a constant
 FIND_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
 LIST_COLUMNS = "SELECT name FROM pragma_table_info(?)"
 MAIN_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
-READ_VERSION = f"SELECT version FROM {VERSIONS} WHERE table_name = ?"  # noqa: S608 - the same
+READ_VERSION = f"SELECT +version FROM {VERSIONS} WHERE table_name = ?"  # noqa: S608 - the same
 WRITE_VERSION = f"INSERT INTO {VERSIONS} (table_name, version) VALUES (?, ?)"  # noqa: S608 - the same
 CREATE_VERSIONS = f"""
 CREATE TABLE IF NOT EXISTS {VERSIONS} (

@@ -233,6 +233,9 @@ _NO_LOCK_WAIT: Final = "/*M! 0 */ /*!80000 1 */"
 """The least that each server takes, in seconds. Each of these comments is read by one of them."""
 
 
+_NO_LIMIT: Final = (1 << 64) - 1
+
+
 UNKNOWN_VARIABLE: Final = 1193
 """What a server answers that was built without Galera."""
 
@@ -245,7 +248,8 @@ class SessionSettings:
             "SET SESSION autocommit = 1, time_zone = '+00:00', sql_notes = 0, "
             # An application may have opened it with charset='utf8', which lacks many characters.
             "character_set_client = utf8mb4, character_set_connection = utf8mb4, "
-            "character_set_results = utf8mb4, "
+            "character_set_results = utf8mb4, timestamp = DEFAULT, "
+            f"sql_select_limit = {_NO_LIMIT}, "
             # Strict: a value that does not fit is an error, never cut. And without
             # NO_BACKSLASH_ESCAPES, under which the drivers would quote bytes wrongly.
             "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO', "

@@ -92,7 +92,8 @@ _NUMBERS: Final = ", ".join(
         READ_NOW,
     )
 )
-TEXTS: Final = "CONCAT(biz_type, IFNULL(codec, ''), idem_key)"
+# Without the literal '', which is NULL on a session with EMPTY_STRING_IS_NULL.
+TEXTS: Final = "CONCAT(IFNULL(CONCAT(biz_type, codec), biz_type), idem_key)"
 
 
 def read_packed(made_here: str, texts: str = TEXTS) -> str:
