@@ -44,6 +44,7 @@ from semel.adapters.rabbitmq import (
 )
 from semel.core.optional import Needed
 from semel.core.policy import Policy
+from semel.core.stop import Stop
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.messages import KeyOfMessage, PayloadOfMessage, Verdict
@@ -186,7 +187,7 @@ class PikaConsumer:
         self._publishers: dict[BlockingConnection, _Publisher] = {}
         self._works: set[_Work] = set()
         """Those that have not ended. Several threads change it, each in one step."""
-        self._stop = threading.Event()
+        self._stop = Stop()
         self._error: BaseException | None = None
 
     def __call__(
