@@ -18,6 +18,7 @@ from semel.core.attempts import Attempt, Lease
 from semel.core.codec import encode_failure, returned_by
 from semel.core.policy import changed
 from semel.core.records import PROCESSING
+from semel.core.stop import Stop
 from semel.engine.colours.tasks import background, finished, sleep
 from semel.engine.runs import AsyncRuns
 from semel.engine.setup import Call
@@ -94,6 +95,15 @@ class AsyncConsumer:
         self._returns = returned_by(handler) if keeps_value else None
         self._transaction = transaction
         self._not_done = not_done
+        self._stopping = Stop()
+
+    def wait_no_longer(self) -> None:
+        """End the waits for a store that is down in which a start is counted no longer.
+
+        For a consumer that stops. Messages that come later wait again.
+        """
+        stopping, self._stopping = self._stopping, Stop()
+        stopping.set()
 
     async def handle(self, message: Message, *args: Any) -> Verdict:
         """Call the handler with `args`, unless the message is done, and return the verdict on it.
@@ -191,7 +201,7 @@ class AsyncConsumer:
         """Handle a message in one transaction with its record: both are committed, or neither."""
         runs = self.engine.internals
         counts = call.rules.max_attempts is not None and not runs.setup.bypassing()
-        start = AsyncStart(runs, call)
+        start = AsyncStart(runs, call, self._stopping)
         ended: list[Exception | None] = []  # how the handler ended, if it was called
 
         def begin_anew() -> Any:
@@ -302,11 +312,12 @@ class AsyncStart:
     the end of the process, the record is as before the transaction: claimed, and counted.
     """
 
-    def __init__(self, runs: AsyncRuns, call: Call) -> None:
+    def __init__(self, runs: AsyncRuns, call: Call, stopping: Stop) -> None:
         # What was rolled back has not happened, so nothing is held.
         rules = changed(call.rules, abandoned="takeover", concurrent="reject")
         self._runs = runs
         self._in_transaction = call
+        self._stopping = stopping
         self._call = Call(
             call.identity, call.fingerprint, rules, call.returns, keeps_value=call.keeps_value
         )
@@ -377,33 +388,40 @@ class AsyncStart:
     async def take_back(self, *, lost: bool) -> bool:
         """Count the start no longer, as soon as the store is back; False = it has to count.
 
-        `lost` says that it lost its connection, which a handler may do to itself.
+        `lost` says that it lost its connection, which a handler may do to itself. The start stays
+        counted if the consumer, or the engine, stops before the store is back.
         """
         losses = self._losses + lost
         if losses > MOST_LOSSES:
             return False
         lease, end, pause = self._lease, monotonic() + self._call.rules.lease, 0.0
-        while lease is not None and lease in self._runs.leases:
-            try:
-                await sleep(pause)
-                if await self._rolled_back(lease):
-                    await self._runs.store.fail(
-                        lease.identity,
-                        lease.owner,
-                        _TAKEN_BACK[losses],
-                        retryable=True,
-                        keep_fingerprint=True,
-                        ttl=self._call.rules.failed_ttl,
-                        ran=False,
-                    )
-            except Exception as error:  # noqa: BLE001 - also a worker's time limit: it comes again
-                self._runs.lease_events.store_failed(lease, "fail", error)
-                # The server may not have noticed that a connection is gone which has the record.
-                locked = isinstance(error, RecordLocked) and monotonic() >= end
-                if isinstance(error, StoreUnavailable) and not (locked or self._runs.closed):
-                    pause = SOONEST
-                    continue
-            self.end()
+        try:
+            while lease is not None and not await self._taken_back(lease, losses, end, pause):
+                pause = SOONEST
+        finally:
+            self.end()  # also if this is canceled: the engine's `close` must not wait for it
+        return True
+
+    async def _taken_back(self, lease: Lease, losses: int, end: float, pause: float) -> bool:
+        """Try it once, after a pause; False = the store has to be back first."""
+        try:
+            await sleep(pause)
+            if await self._rolled_back(lease):
+                await self._runs.store.fail(
+                    lease.identity,
+                    lease.owner,
+                    _TAKEN_BACK[losses],
+                    retryable=True,
+                    keep_fingerprint=True,
+                    ttl=self._call.rules.failed_ttl,
+                    ran=False,
+                )
+        except Exception as error:  # noqa: BLE001 - also a worker's time limit: it comes again
+            self._runs.lease_events.store_failed(lease, "fail", error)
+            # The server may not have noticed that a connection is gone which has the record.
+            locked = isinstance(error, RecordLocked) and monotonic() >= end
+            stopping = self._runs.closed or self._stopping.is_set()
+            return locked or stopping or not isinstance(error, StoreUnavailable)
         return True
 
     async def _rolled_back(self, lease: Lease) -> bool:
