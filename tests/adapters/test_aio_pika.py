@@ -553,9 +553,7 @@ async def test_a_cancellation_from_inside_the_handler_is_held(broker, queue, ide
 
 
 @pytest.mark.parametrize("everything", [False, True], ids=["its task", "all tasks"])
-async def test_a_cancellation_from_outside_gives_the_message_back(
-    broker, queue, idem, everything
-):
+async def test_a_cancellation_from_outside_gives_the_message_back(broker, queue, idem, everything):
     handle = Handler(wait=asyncio.Event())
     broker.publish()
     before = asyncio.all_tasks()

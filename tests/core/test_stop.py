@@ -183,3 +183,4 @@ def test_every_thread_that_waits_is_woken():
         each.join(PATIENCE)
     assert not any(each.is_alive() for each in waiting)
     assert stop.is_set()
+    assert stop.wait(0.0)
