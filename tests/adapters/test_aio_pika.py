@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import asynccontextmanager
 
 import aio_pika as client
+import aiosqlite
 import pytest
 
 from adapters.rabbit import PATIENCE, Broker, circle, full
-from semel import AsyncIdempotency, ConfigError, NestedCall, Policy
+from semel import AsyncIdempotency, ConfigError, NestedCall, Policy, StoreUnavailable
 from semel.adapters import aio_pika, rabbitmq
 from servers.proxy import proxy_to
 from versions import has
@@ -495,28 +497,115 @@ async def cancelled_inside(message):
     await task
 
 
-async def test_a_cancellation_from_inside_the_handler_is_its_failure(broker, queue, idem, caplog):
+async def canceling_itself(message):
+    asyncio.current_task().cancel()
+    await asyncio.Event().wait()
+
+
+async def canceling_itself_last(message):
+    asyncio.current_task().cancel()
+
+
+async def canceled_by_its_own_helper(message):
+    asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
+    await asyncio.Event().wait()
+
+
+async def ending_as_a_generator(message):
+    raise GeneratorExit
+
+
+INSIDE = [
+    cancelled_inside,
+    canceling_itself,
+    canceling_itself_last,
+    canceled_by_its_own_helper,
+    ending_as_a_generator,
+]
+
+
+@pytest.mark.parametrize("handle", INSIDE)
+async def test_a_cancellation_from_inside_the_handler_is_its_failure(
+    broker, queue, idem, caplog, handle
+):
     broker.declare("dead")
     broker.publish()
     consumer = aio_pika.once(
-        idem, cancelled_inside, queue="orders", dead_letters="dead", policy=Policy(max_attempts=2)
+        idem, handle, queue="orders", dead_letters="dead", policy=Policy(max_attempts=2)
     )
     assert await serve(queue, consumer, ready(broker, "dead"))
     assert "its handler failed 2 times" in broker.get("dead")[0].headers[rabbitmq.REASON]
     assert "it is delivered again in 1 s" in caplog.text
 
 
-async def test_a_cancellation_from_inside_the_handler_is_held(broker, queue, idem):
+@pytest.mark.parametrize("handle", INSIDE)
+async def test_a_cancellation_from_inside_the_handler_is_held(broker, queue, idem, handle):
     broker.declare("dead")
     broker.publish()
     consumer = aio_pika.once(
-        idem, cancelled_inside, queue="orders", dead_letters="dead", policy=Policy(abandoned="hold")
+        idem, handle, queue="orders", dead_letters="dead", policy=Policy(abandoned="hold")
     )
     assert await serve(queue, consumer, ready(broker, "dead"))
     assert "unknown outcome" in broker.get("dead")[0].headers[rabbitmq.REASON]
     record = await idem.peek("m-1", scope="orders")
     assert record.abandoned
     assert record.hold
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["its task", "all tasks"])
+async def test_a_cancellation_from_outside_gives_the_message_back(broker, queue, idem, everything):
+    handle = Handler(wait=asyncio.Event())
+    broker.publish()
+    before = asyncio.all_tasks()
+    consumer = aio_pika.once(idem, handle, queue="orders", policy=Policy(lease=50))
+    tag = await queue.consume(consumer)
+    await handle.began.wait()
+    await queue.cancel(tag)
+    ours = set(consumer._running._tasks)
+    # As `asyncio.run` does at its end, also with the task of the handler.
+    inside = {each for each in asyncio.all_tasks() - before if "_ended" in repr(each.get_coro())}
+    assert inside
+    for each in ours | (inside if everything else set()):
+        each.cancel()
+    await asyncio.wait(ours)
+    assert all(each.cancelled() for each in ours)
+    assert all(each.done() for each in inside)
+    await until(ready(broker, "orders"))
+    await until(lambda: not idem.internals.in_background)
+    assert b"CancelledError" in (await idem.peek("m-1", scope="orders")).outcome.data
+
+
+async def test_a_consumer_that_stops_does_not_wait_for_a_store_that_is_down(
+    broker, queue, tmp_path, monkeypatch
+):
+    path = tmp_path / "shop.db"
+    failing = asyncio.Event()
+
+    @asynccontextmanager
+    async def begin():
+        async with aiosqlite.connect(path, isolation_level=None) as connection:
+            await connection.execute("BEGIN IMMEDIATE")
+            yield connection
+
+    async def handle(session, message):
+        async def fails(*_):
+            failing.set()
+            raise StoreUnavailable("down")
+
+        monkeypatch.setattr(idem.internals.store, "get", fails)
+        raise StoreUnavailable("lost")
+
+    broker.publish()
+    async with AsyncIdempotency(f"sqlite:///{path}") as idem:
+        await idem.marks.set("first")  # makes the table
+        consumer = aio_pika.once(
+            idem, handle, queue="orders", transaction=begin, policy=Policy(max_attempts=2)
+        )
+        running = asyncio.create_task(consumer.run(queue, signals=(), grace=PATIENCE * 60))
+        await asyncio.wait_for(failing.wait(), PATIENCE)
+        consumer.stop()
+        assert await asyncio.wait_for(running, PATIENCE)
+    await until(ready(broker, "semel.later.quorum.8.orders"))
 
 
 async def test_a_cancellation_of_what_the_store_waits_for_delays_the_message(

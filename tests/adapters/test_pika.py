@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -13,7 +14,7 @@ import pytest
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 
 from adapters.rabbit import PATIENCE, Broker, circle, full
-from semel import ConfigError, Idempotency, NestedCall, Policy
+from semel import ConfigError, Idempotency, NestedCall, Policy, StoreUnavailable
 from semel.adapters import pika, rabbitmq
 
 
@@ -573,6 +574,48 @@ def test_the_handler_and_its_record_are_one_commit(broker, worker, tmp_path):
     connection = sqlite3.connect(path)
     assert connection.execute("SELECT * FROM orders").fetchall() == [("m-1",)]
     connection.close()
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
+def test_a_cancellation_inside_the_handler_is_its_failure(broker, worker, idem, error):
+    def handle(message):
+        raise error
+
+    broker.declare("dead")
+    broker.publish()
+    consumer = pika.once(
+        idem, handle, queue="orders", dead_letters="dead", policy=Policy(max_attempts=2)
+    )
+    assert worker.serve(consumer, lambda: broker.host.depth("dead").ready == 1)
+    assert "its handler failed 2 times" in broker.get("dead")[0].headers[rabbitmq.REASON]
+
+
+def test_a_consumer_that_stops_does_not_wait_for_a_store_that_is_down(
+    broker, worker, tmp_path, monkeypatch
+):
+    path = tmp_path / "shop.db"
+
+    def fails(*_):
+        consumer.stop()
+        raise StoreUnavailable("down")
+
+    def handle(session, message):
+        monkeypatch.setattr(idem.internals.store, "get", fails)
+        raise StoreUnavailable("lost")
+
+    broker.publish()
+    with Idempotency(f"sqlite:///{path}") as idem:
+        idem.marks.set("first")  # makes the table
+        consumer = pika.once(
+            idem,
+            handle,
+            queue="orders",
+            transaction=lambda: _begin(path),
+            policy=Policy(max_attempts=2),
+        )
+        worker.channel.basic_consume("orders", consumer)
+        assert consumer.run(worker.channel, grace=PATIENCE)
+    broker.host.wait_for_depth("semel.later.quorum.8.orders", ready=1)
 
 
 # --- the end --------------------------------------------------------------------------------------

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import logging
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,3 +104,104 @@ def test_what_an_observer_raises_is_returned():
     error = unheard(int, "no number")
     assert isinstance(error, ValueError)
     assert unheard(int, "1") is None
+
+
+# --- signals ---------------------------------------------------------------------------------
+
+
+class TimeIsUp(BaseException):
+    """What a time limit raises."""
+
+
+def ends(signum, frame):
+    raise TimeIsUp
+
+
+class Limit:
+    def method(self, signum, frame):
+        raise TimeIsUp
+
+    def __call__(self, signum, frame, *rest):
+        raise TimeIsUp
+
+    @classmethod
+    def with_name(cls, name, signum, frame):
+        raise TimeIsUp
+
+
+class EndsWhenMade:
+    def __init__(self, *given):
+        raise TimeIsUp
+
+
+def chained(*given):
+    ends(*given)
+
+
+def without_arguments(signum, frame):
+    del signum, frame
+    raise TimeIsUp
+
+
+def with_others_in_their_place(*given):
+    given = len(given)
+    raise TimeIsUp(given)
+
+
+HANDLERS = {
+    "function": ends,
+    "lambda": lambda *_: ends(0, None),
+    "method": Limit().method,
+    "object": Limit(),
+    "partial": partial(Limit.with_name, "a name"),
+    "class": EndsWhenMade,
+    "wrapper": chained,
+}
+
+
+@pytest.fixture
+def handler_before():
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("handler_before")
+@pytest.mark.parametrize("kind", HANDLERS)
+def test_what_a_handler_raises_that_is_installed_no_more_reaches_the_caller(kind):
+    def once(*given):
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        HANDLERS[kind](*given)
+
+    def uninstalled_by_another(*_):
+        # The handler is installed only while the signal is received.
+        before = signal.signal(signal.SIGUSR1, HANDLERS[kind])
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    signal.signal(signal.SIGUSR1, once)
+    with pytest.raises(TimeIsUp):
+        unheard(signal.raise_signal, signal.SIGUSR1)
+    with pytest.raises(TimeIsUp):
+        unheard(uninstalled_by_another)
+
+
+@pytest.mark.usefixtures("handler_before")
+@pytest.mark.parametrize("handler", [without_arguments, with_others_in_their_place])
+def test_what_a_handler_raises_that_keeps_no_argument_reaches_the_caller(handler):
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(TimeIsUp):
+        unheard(signal.raise_signal, signal.SIGUSR1)
+
+
+def shows(number, where):
+    raise ValueError
+
+
+def test_an_observer_that_is_given_frames_is_no_signal_handler():
+    assert isinstance(unheard(shows, 5, inspect.currentframe()), ValueError)
+    assert isinstance(unheard(lambda frame: shows("5", frame), 5), ValueError)
+    assert isinstance(unheard(lambda: shows("5", inspect.currentframe())), ValueError)
+    assert isinstance(unheard(lambda: shows(inspect.currentframe(), 5)), ValueError)

@@ -19,7 +19,16 @@ import pytest
 
 from engines.facade import PATIENCE, Effect, World, never, wait_until
 from faults.outages import short_of_time
-from semel import LeaseLost, Policy, StoreUnavailable, current_attempt, events
+from semel import (
+    ConcurrentRequest,
+    LeaseLost,
+    Policy,
+    StoreUnavailable,
+    current_attempt,
+    events,
+)
+from semel.core.records import Identity
+from semel.testing import Refuse
 
 fault = pytest.mark.fault
 
@@ -150,3 +159,56 @@ def test_hooks_hear_in_time_that_a_lease_is_lost_although_the_renewal_hangs(kind
         assert running.result(PATIENCE) == "worked on"
         assert work.in_time
         assert told, "the function could have known, the hooks were not told"
+
+
+# --- the lease ends, and the process that lost it gets the key again --------------------------
+
+
+@fault(10)
+@pytest.mark.parametrize("saving", [False, True], ids=["running", "saving"])
+def test_a_process_does_not_take_over_its_own_attempt(shared, saving):
+    engine = shared.engine()
+    began, may_end = threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        assert saving or may_end.wait(PATIENCE)
+
+    if saving:  # the function ends, and its result cannot be saved until the end of this test
+        engine.store.inject("complete", Refuse(), times=1_000_000)
+    engine.break_renewals()
+    running = engine.start_consuming("k", work, policy=Policy(lease=0.5, store_timeout=0.1))
+    assert began.wait(PATIENCE)
+    wait_until(lambda: engine.ask_store("get", Identity("default", "k")).abandoned)
+    with pytest.raises(ConcurrentRequest) as rejected:
+        engine.consume("k", never)
+    assert rejected.value.retry_after == 1.0
+    waiting = engine.start("k", never)
+    if not saving:
+        assert engine.consume("other", Effect()) is True  # another key is not held up
+    engine.store.heal()
+    may_end.set()
+    assert running.result(PATIENCE) is True
+    assert waiting.result(PATIENCE) is None
+
+
+@fault(10)
+def test_another_process_takes_over_what_a_process_keeps_from_itself(shared):
+    engine, successor = shared.engine(), shared.engine()
+    began, may_end = threading.Event(), threading.Event()
+
+    def work():
+        began.set()
+        assert may_end.wait(PATIENCE)
+
+    engine.break_renewals()
+    running = engine.start_consuming("k", work, policy=Policy(lease=0.5))
+    assert began.wait(PATIENCE)
+    wait_until(lambda: engine.ask_store("get", Identity("default", "k")).abandoned)
+    with pytest.raises(ConcurrentRequest):
+        engine.consume("k", never)
+    assert successor.consume("k", Effect()) is True
+    may_end.set()
+    with pytest.raises(LeaseLost):
+        running.result(PATIENCE)
+    assert engine.consume("k", never) is False

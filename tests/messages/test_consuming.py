@@ -36,6 +36,8 @@ from semel import (
     current_attempt,
     events,
 )
+from semel.adapters import consuming
+from semel.adapters._sync import consuming as sync_consuming
 from semel.adapters._sync.consuming import Consumer
 from semel.adapters.consuming import AsyncConsumer, AsyncRunning
 from semel.cli.formatting import state_of
@@ -910,15 +912,19 @@ def test_a_start_that_cannot_be_counted_runs_if_the_policy_says_so(
     assert database.effects() == ["sent"]
 
 
-@pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.parametrize("ends", ["store", "engine", "consumer"])
 def test_a_start_that_can_never_be_taken_back_stays_counted(
-    kind, database, in_sql, monkeypatch, closing
+    kind, database, in_sql, monkeypatch, ends
 ):
     def handler(_):
         monkeypatch.setattr(
-            in_sql.internals.store, "fail", away(kind, StoreUnavailable if closing else StoreError)
+            in_sql.internals.store,
+            "fail",
+            away(kind, StoreError if ends == "store" else StoreUnavailable),
         )
-        in_sql.internals.closed = closing
+        in_sql.internals.closed = ends == "engine"
+        if ends == "consumer":
+            consumer.wait_no_longer()
         raise StoreUnavailable("lost")
 
     consumer = kind.consumer(in_sql, handler, COUNTED, transaction=database.begin)
@@ -927,6 +933,43 @@ def test_a_start_that_can_never_be_taken_back_stays_counted(
     kept = record(kind, in_sql.internals.store)
     assert (kept.state, kept.number) == (State.PROCESSING, 1)
     assert not in_sql.internals.leases.running()
+
+
+def test_a_start_whose_taking_back_is_interrupted_is_not_kept(kind, database, in_sql, monkeypatch):
+    def handler(_):
+        monkeypatch.setattr(in_sql.internals.store, "fail", away(kind, Interrupted))
+        raise StoreUnavailable("lost")
+
+    consumer = kind.consumer(in_sql, handler, COUNTED, transaction=database.begin)
+    with pytest.raises(Interrupted) as interrupted:
+        kind.handle(consumer)
+    assert not in_sql.internals.leases.running()
+    assert interrupted.tb  # which keeps the call alive until here
+
+
+def test_messages_that_come_after_a_stop_wait_for_the_store_again(
+    kind, database, in_sql, monkeypatch
+):
+    for module in (consuming, sync_consuming):
+        monkeypatch.setattr(module, "SOONEST", 0.0)
+    store, failures = in_sql.internals.store, []
+    works = store.get
+
+    def fails(*given):
+        if len(failures) == 3:
+            return works(*given)
+        failures.append("down")
+        return away(kind)()
+
+    def handler(_):
+        monkeypatch.setattr(store, "get", fails)
+        raise StoreUnavailable("lost")
+
+    consumer = kind.consumer(in_sql, handler, COUNTED, transaction=database.begin)
+    consumer.wait_no_longer()
+    assert isinstance(kind.handle(consumer), Later)
+    assert record(kind, store).number == 0
+    assert len(failures) == 3
 
 
 def test_a_time_limit_that_strikes_while_a_start_is_taken_back_rejects_nothing(

@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from semel.adapters.consuming import AsyncConsumer, AsyncRunning
 from semel.adapters.rabbitmq import (
+    ENDED_INSIDE,
     EXCHANGE,
     NO_ID,
     Acknowledge,
@@ -35,6 +36,7 @@ from semel.adapters.rabbitmq import (
     check_async,
     check_handler,
     check_size,
+    failure_of,
     stable_id,
     with_id,
 )
@@ -111,7 +113,7 @@ def once(
     check_async(handle)
     handled = AsyncConsumer(
         idempotency,
-        _failing_if_cancelled(handle) if callable(handle) else handle,
+        _in_its_own_task(handle) if callable(handle) else handle,
         options,
         default_consumer=rules.consumer,
         transaction=transaction,
@@ -353,6 +355,7 @@ class AioPikaConsumer:
         Raises what stopped the consumer.
         """
         self._draining = True
+        self._handled.wait_no_longer()
         try:
             late = await self._running.drain(grace)
         finally:
@@ -420,24 +423,41 @@ async def _is_there(connection: AbstractConnection, queue: str) -> bool:
     return False
 
 
-def _failing_if_cancelled(
+def _in_its_own_task(
     handle: Callable[..., Awaitable[object]],
 ) -> Callable[..., Awaitable[object]]:
-    """Turn a cancellation that came from inside a handler into a failure of it."""
+    """Run a handler in its own task: if it cancels that task, it fails.
+
+    A cancellation from outside reaches the task that handles the message.
+    """
 
     @wraps(handle)
     async def handler(*args: Any) -> object:
+        task = asyncio.get_running_loop().create_task(_ended(handle, args))
         try:
-            return await finished(handle(*args))
-        except asyncio.CancelledError as error:
-            if _cancelled():
-                raise
-            raise RuntimeError(
-                "the handler raised CancelledError, and its task was not canceled: something that "
-                "it waited for was"
-            ) from error
+            value, error = await task
+        except asyncio.CancelledError as canceled:  # no await of the handler met it
+            value, error = None, canceled
+        try:
+            if error is None:
+                return value
+            if isinstance(error, ENDED_INSIDE) and not _cancelled():
+                raise failure_of(error) from error
+            raise error
+        finally:
+            del task, error  # They hold this frame, by a traceback.
 
     return handler
+
+
+async def _ended(
+    handle: Callable[..., Awaitable[object]], args: tuple[Any, ...]
+) -> tuple[object, BaseException | None]:
+    """Return what a handler returned or raised: a task's SystemExit would end the event loop."""
+    try:
+        return await finished(handle(*args)), None
+    except BaseException as error:  # noqa: BLE001 - the caller raises it
+        return None, error
 
 
 def _cancelled() -> bool:

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from semel.aio import AsyncIdempotency
 from semel.core.attempts import Lease
 from semel.core.codec import returned_by
+from semel.core.stop import Stop
 from semel.engine.colours.tasks import finished
 from semel.engine.setup import Call
 from semel.engine.starts import MOST_LOSSES, AsyncStart
@@ -86,6 +87,15 @@ class AsyncConsumer:
         self._keeps_value = keeps_value
         self._returns = returned_by(handler) if keeps_value else None
         self._transaction = transaction
+        self._stopping = Stop()
+
+    def wait_no_longer(self) -> None:
+        """End the waits for a store that is down in which a start is counted no longer.
+
+        For a consumer that stops. Messages that come later wait again.
+        """
+        stopping, self._stopping = self._stopping, Stop()
+        stopping.set()
 
     async def handle(self, message: Message, *args: Any) -> Verdict:
         """Call the handler with `args`, unless the message is done, and return the verdict on it.
@@ -181,7 +191,7 @@ class AsyncConsumer:
         """Handle a message in one transaction with its record: both are committed, or neither."""
         runs = self.engine.internals
         counts = call.rules.max_attempts is not None and not runs.setup.bypassing()
-        start = AsyncStart(runs, call)
+        start = AsyncStart(runs, call, self._stopping)
         ended: list[Exception | None] = []  # how the handler ended, if it was called
 
         def begin_anew() -> Any:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from itertools import chain, repeat
 from typing import Any, Final, Literal, NamedTuple, assert_never, cast
 
@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from semel.adapters._sync.consuming import Consumer
 from semel.adapters.rabbitmq import (
+    ENDED_INSIDE,
     EXCHANGE,
     Acknowledge,
     DeadLetter,
@@ -39,11 +40,13 @@ from semel.adapters.rabbitmq import (
     check_handler,
     check_not_async,
     check_size,
+    failure_of,
     stable_id,
     with_id,
 )
 from semel.core.optional import Needed
 from semel.core.policy import Policy
+from semel.core.stop import Stop
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.messages import KeyOfMessage, PayloadOfMessage, Verdict
@@ -120,7 +123,11 @@ def once(
     }  # fmt: skip
     check_not_async(handle)
     handled = Consumer(
-        idempotency, handle, options, default_consumer=rules.consumer, transaction=transaction
+        idempotency,
+        _failing(handle) if callable(handle) else handle,
+        options,
+        default_consumer=rules.consumer,
+        transaction=transaction,
     )
     check_handler(handle, in_transaction=transaction is not None)
     return PikaConsumer(handled, rules, threads)
@@ -186,7 +193,7 @@ class PikaConsumer:
         self._publishers: dict[BlockingConnection, _Publisher] = {}
         self._works: set[_Work] = set()
         """Those that have not ended. Several threads change it, each in one step."""
-        self._stop = threading.Event()
+        self._stop = Stop()
         self._error: BaseException | None = None
 
     def __call__(
@@ -353,6 +360,7 @@ class PikaConsumer:
 
     def _wait_for_end(self, grace: float, wait: Callable[[float], object]) -> bool:
         """Give back what has not begun, and wait for the rest."""
+        self._handled.wait_no_longer()
         for work in list(self._works):
             if work.begin():
                 self._works.discard(work)
@@ -426,6 +434,19 @@ class _Publisher:
             channel = self._opened(connection)
             channel.exchange_declare(EXCHANGE, passive=True)
             channel.queue_bind(queue, EXCHANGE, queue)
+
+
+def _failing(handle: Callable[..., object]) -> Callable[..., object]:
+    """Turn a cancellation, as of an event loop that a handler runs, into a failure of it."""
+
+    @wraps(handle)
+    def handler(*args: Any) -> object:
+        try:
+            return handle(*args)
+        except ENDED_INSIDE as error:
+            raise failure_of(error) from error
+
+    return handler
 
 
 def _consumer_cancelled(frame: Method[Basic.Cancel]) -> None:

@@ -13,6 +13,7 @@ This module decides, and writes the log. It never talks to a broker.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -332,6 +333,18 @@ class RabbitRules:
                 self.consumer,
             )
         return step
+
+
+ENDED_INSIDE: Final = (asyncio.CancelledError, GeneratorExit)
+"""What a handler may raise by itself, and what asyncio raises in a handler that it ends."""
+
+
+def failure_of(error: BaseException) -> RuntimeError:
+    """Return the failure of a handler that raised one of `ENDED_INSIDE` by itself."""
+    return RuntimeError(
+        f"the handler raised {type(error).__name__}, and nothing outside of it had ended it: it "
+        "canceled its own task, or something that it waited for was canceled"
+    )
 
 
 def check_async(handle: object) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-import threading
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -19,6 +18,7 @@ from semel.cli.audit import user
 from semel.cli.deciding import audit_of
 from semel.cli.store import open_deciding_store, open_engine
 from semel.cli.terminal import Progress
+from semel.core.stop import Stop
 from semel.errors import ConfigError, StoreError
 from semel.repair import GaveUp, Report, Unresolved, purge
 from semel.repair._sync.reconcile import Reconciliation
@@ -97,7 +97,7 @@ def _repeated(once: Callable[[Callable[[], bool]], int], every: float | None) ->
 
     A round can ask whether it has to end early.
     """
-    stopped = threading.Event()
+    stopped = Stop()
     if every is None:
         return once(stopped.is_set)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -209,6 +209,9 @@ RENEWALS_PER_LEASE = 3
 DANGER = 0.1
 """The last part of a lease: not renewed by then, the attempt counts as lost."""
 
+LOST_LOOK = 0.05
+"""Seconds between two looks for leases that are lost: less than the last part of most leases."""
+
 CHUNK = 256
 """How many leases one batch renews, so that no batch holds up the others for long."""
 
@@ -343,11 +346,13 @@ class Leases:
     without a lock.
     """
 
-    __slots__ = ("_running", "_unsure", "_unsure_due", "claiming")
+    __slots__ = ("_running", "_unsure", "_unsure_due", "claiming", "look_at")
 
     def __init__(self) -> None:
         self.claiming: dict[bytes, tuple[int, ReferenceType[object]]] = {}
         """Claims that are not answered yet, by owner: the thread and the call of each."""
+        self.look_at = -math.inf
+        """When `is_overdue` has to be asked again; until then no lease is lost."""
         self._running: dict[bytes, Lease] = {}
         self._unsure: dict[bytes, Doubt] = {}
         self._unsure_due = math.inf
@@ -477,6 +482,14 @@ class Leases:
         for lease in lost:
             lease.reported_lost = True
         return lost
+
+    def is_overdue(self, identity: Identity, now: float) -> bool:
+        """Whether an attempt of this key has not ended here, although its lease may have."""
+        running = tuple(self._running.values())
+        lost = [lease for lease in running if lease.lost_at(now) and not lease.orphaned]
+        if not lost:
+            self.look_at = now + LOST_LOOK
+        return any(lease.identity == identity for lease in lost)
 
     def next_danger(self) -> float:
         """When the next lease is lost unless it is renewed; infinity when none can be."""

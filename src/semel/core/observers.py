@@ -7,12 +7,15 @@ for the code around it gets out. Every logger of semel is a `Log`, and every hoo
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,7 +71,23 @@ _OF_GEVENT = (("gevent.timeout", "Timeout"), ("greenlet", "GreenletExit"))
 def _by_a_signal(error: BaseException) -> bool:
     """Whether a signal's handler raised it: a server's that ends on SIGTERM, or a time limit's."""
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    _, *inner = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code in codes or _was_given_a_signal(frame) for frame in inner)
+
+
+def _was_given_a_signal(frame: FrameType) -> bool:
+    """Whether Python called this as a signal's handler, which may be installed no more.
+
+    Only then the arguments are a number and the frame that was interrupted, which looks as if it
+    had made the call.
+    """
+    names, rest, _, given = inspect.getargvalues(frame)
+    further = given.get(rest) if rest else ()
+    values = [*map(given.get, names), *(further if isinstance(further, tuple) else ())]
+    return any(
+        isinstance(number, int) and interrupted is frame.f_back
+        for number, interrupted in pairwise(values)
+    )
 
 
 def _code_of(handler: object) -> object:

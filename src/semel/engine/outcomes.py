@@ -16,7 +16,16 @@ from weakref import WeakSet, ref
 from msgspec.structs import replace
 
 from semel import events
-from semel.core.attempts import DANGER, Attempt, Lease, Leases, OwnerIds, current_attempt, is_nested
+from semel.core.attempts import (
+    DANGER,
+    SLOWEST_RETRY,
+    Attempt,
+    Lease,
+    Leases,
+    OwnerIds,
+    current_attempt,
+    is_nested,
+)
 from semel.core.codec import StoredResult, decode_result, encode_failure, encode_result, omitted
 from semel.core.decide import (
     Reject,
@@ -32,6 +41,7 @@ from semel.core.process import in_forked_child
 from semel.core.records import (
     OMITTED,
     SUCCEEDED,
+    Busy,
     Claim,
     Claimed,
     ClaimRequest,
@@ -228,6 +238,19 @@ class Outcomes(Generic[S]):
         warn_inside(self.store)
         # Two attempts that wait for each other's keys must not hang for ever.
         return call.rules.lease if limit is None else limit
+
+    def _overdue(self, call: Call) -> Wait | None:
+        """Let a call wait for an attempt of its key that still runs here, or is being saved.
+
+        Its lease may have ended while the store was down. A claim would take it over: the function
+        would run twice at the same time, and the result of the first could not be saved.
+        """
+        if not self.leases.is_overdue(call.identity, monotonic()):
+            return None
+        step = decide(Busy(SLOWEST_RETRY), call.rules)
+        if isinstance(step, Reject):
+            self.reject(call, step.error)
+        return cast("Wait", step)
 
     # --- after the claim -----------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from semel.core.attempts import Attempt, Lease
 from semel.core.codec import encode_failure
 from semel.core.policy import changed
 from semel.core.records import PROCESSING
+from semel.core.stop import Stop
 from semel.engine.colours.tasks import background, sleep
 from semel.engine.runs import AsyncRuns
 from semel.engine.setup import Call
@@ -49,11 +50,12 @@ class AsyncStart:
     the end of the process, the record is as before the transaction: claimed, and counted.
     """
 
-    def __init__(self, runs: AsyncRuns, call: Call) -> None:
+    def __init__(self, runs: AsyncRuns, call: Call, stopping: Stop) -> None:
         # What was rolled back has not happened, so nothing is held.
         rules = changed(call.rules, abandoned="takeover", concurrent="reject")
         self._runs = runs
         self._in_transaction = call
+        self._stopping = stopping
         self._call = Call(
             call.identity, call.fingerprint, rules, call.returns, keeps_value=call.keeps_value
         )
@@ -124,33 +126,40 @@ class AsyncStart:
     async def take_back(self, *, lost: bool) -> bool:
         """Count the start no longer, as soon as the store is back; False = it has to count.
 
-        `lost` says that it lost its connection, which a handler may do to itself.
+        `lost` says that it lost its connection, which a handler may do to itself. The start stays
+        counted if the consumer, or the engine, stops before the store is back.
         """
         losses = self._losses + lost
         if losses > MOST_LOSSES:
             return False
         lease, end, pause = self._lease, monotonic() + self._call.rules.lease, 0.0
-        while lease is not None and lease in self._runs.leases:
-            try:
-                await sleep(pause)
-                if await self._rolled_back(lease):
-                    await self._runs.store.fail(
-                        lease.identity,
-                        lease.owner,
-                        _TAKEN_BACK[losses],
-                        retryable=True,
-                        keep_fingerprint=True,
-                        ttl=self._call.rules.failed_ttl,
-                        ran=False,
-                    )
-            except Exception as error:  # noqa: BLE001 - also a worker's time limit: it comes again
-                self._runs.lease_events.store_failed(lease, "fail", error)
-                # The server may not have noticed that a connection is gone which has the record.
-                locked = db_errors.is_locked(error) and monotonic() >= end
-                if isinstance(error, StoreUnavailable) and not (locked or self._runs.closed):
-                    pause = PAUSE
-                    continue
-            self.end()
+        try:
+            while lease is not None and not await self._taken_back(lease, losses, end, pause):
+                pause = PAUSE
+        finally:
+            self.end()  # also if this is canceled: the engine's `close` must not wait for it
+        return True
+
+    async def _taken_back(self, lease: Lease, losses: int, end: float, pause: float) -> bool:
+        """Try it once, after a pause; False = the store has to be back first."""
+        try:
+            await sleep(pause)
+            if await self._rolled_back(lease):
+                await self._runs.store.fail(
+                    lease.identity,
+                    lease.owner,
+                    _TAKEN_BACK[losses],
+                    retryable=True,
+                    keep_fingerprint=True,
+                    ttl=self._call.rules.failed_ttl,
+                    ran=False,
+                )
+        except Exception as error:  # noqa: BLE001 - also a worker's time limit: it comes again
+            self._runs.lease_events.store_failed(lease, "fail", error)
+            # The server may not have noticed that a connection is gone which has the record.
+            locked = db_errors.is_locked(error) and monotonic() >= end
+            stopping = self._runs.closed or self._stopping.is_set()
+            return locked or stopping or not isinstance(error, StoreUnavailable)
         return True
 
     async def _rolled_back(self, lease: Lease) -> bool:

@@ -22,6 +22,7 @@ from semel.core.observers import Log
 from semel.core.policy import Duration, seconds
 from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.core.records import Identity, Record, State
+from semel.core.stop import Stop
 from semel.errors import ConfigError, StoreError
 from semel.repair.decisions import (
     AsyncResolver,
@@ -526,21 +527,21 @@ class Background(ForkAware):
     def after_fork_in_child(self) -> None:
         """Start with nothing running: the thread exists only in the parent."""
         self.one_at_a_time = threading.Lock()
-        self.stopping = threading.Event()
+        self.stopping = Stop()
         self.running: threading.Thread | None = None
 
     def start(self, step: Callable[[Callable[[], bool]], float]) -> None:
         """Do the step now, and again after the seconds that it returns; see `AsyncBackground`."""
         notice_fork()
         if self.running is None:
-            self.stopping.clear()
+            stopping = self.stopping = Stop()
             running = threading.Thread(
-                target=self._run, args=(step,), name="semel-reconciler", daemon=True
+                target=self._run, args=(step, stopping), name="semel-reconciler", daemon=True
             )
             try:
                 running.start()
             except BaseException:
-                self.stopping.set()  # an interruption may have come after the thread began
+                stopping.set()  # an interruption may have come after the thread began
                 raise
             self.running = running
 
@@ -552,8 +553,8 @@ class Background(ForkAware):
         if running is not None:
             running.join()
 
-    def _run(self, step: Callable[[Callable[[], bool]], float]) -> None:
-        while not self.stopping.wait(step(self.stopping.is_set)):
+    def _run(self, step: Callable[[Callable[[], bool]], float], stopping: Stop) -> None:
+        while not stopping.wait(step(stopping.is_set)):
             pass
 
 

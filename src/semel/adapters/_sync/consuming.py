@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from semel.core.attempts import Lease
 from semel.core.codec import returned_by
+from semel.core.stop import Stop
 from semel.engine._sync.starts import MOST_LOSSES, Start
 from semel.engine._sync.transactions import run_in_transaction
 from semel.engine.colours.threads import finished
@@ -86,6 +87,15 @@ class Consumer:
         self._keeps_value = keeps_value
         self._returns = returned_by(handler) if keeps_value else None
         self._transaction = transaction
+        self._stopping = Stop()
+
+    def wait_no_longer(self) -> None:
+        """End the waits for a store that is down in which a start is counted no longer.
+
+        For a consumer that stops. Messages that come later wait again.
+        """
+        stopping, self._stopping = self._stopping, Stop()
+        stopping.set()
 
     def handle(self, message: Message, *args: Any) -> Verdict:
         """Call the handler with `args`, unless the message is done, and return the verdict on it.
@@ -181,7 +191,7 @@ class Consumer:
         """Handle a message in one transaction with its record: both are committed, or neither."""
         runs = self.engine.internals
         counts = call.rules.max_attempts is not None and not runs.setup.bypassing()
-        start = Start(runs, call)
+        start = Start(runs, call, self._stopping)
         ended: list[Exception | None] = []  # how the handler ended, if it was called
 
         def begin_anew() -> Any:

@@ -209,6 +209,8 @@ class Runs(Outcomes[Store]):
 
     def _claim(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
+        if monotonic() >= self.leases.look_at and (busy := self._overdue(call)) is not None:
+            return busy
         request = claim_request(call, self.owners.next())
         late: tuple[Claimed, ...] = ()
         call.open_claim = request  # First: whatever interrupts this call from now on gives it back.
