@@ -358,8 +358,9 @@ class GivenSource:
         self.check(self._connection)
         ensure_table(self._connection, self._table)
         if not self._file:
-            ((self._file,),) = _plain(self._connection).execute(schema.MAIN_FILE)
-            self._found = _file_id(self._file)
+            ((file,),) = _plain(self._connection).execute(schema.MAIN_FILE)
+            self._found = _file_id(file)
+            self._file = file  # last: it says that the other one is known
         return self._connection
 
     def check(self, connection: sqlite3.Connection) -> None:
