@@ -87,9 +87,9 @@ def take_connection(pool: Any) -> Any:
 
 # An exception of a signal handler, a cancellation, or an error of a credential provider may end the
 # handshake (login, choice of the database) at any line. redis-py then puts the connection back into
-# its pool, and uses it as if it were ready. It does the same with a connection on which the reply to
-# a command of its own was not read. So a connection leaves a pool only if the last line of both was
-# seen to run, on the socket that it has now; else it connects anew.
+# its pool, and uses it as if it were ready. It does the same with a connection on which the reply
+# to a command of its own was not read. So a connection leaves a pool only if the last line of both
+# was seen to run, on the socket that it has now; else it connects anew.
 
 
 class _Watched:
@@ -168,7 +168,7 @@ def watch(pool: Any) -> None:
 
 
 @cache
-def _watched(kind: Any) -> type:
+def _watched(kind: Any) -> Any:
     if issubclass(kind, (_Watched, _AsyncWatched)):
         return kind
     mixin = _AsyncWatched if inspect.iscoroutinefunction(kind.connect) else _Watched

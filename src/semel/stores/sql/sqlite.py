@@ -412,8 +412,8 @@ def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:
     """Create the table unless it exists; reject one that a newer version of semel made."""
     version = _version(connection, table)
     if version is None and table.autocreate:
-        connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.execute("BEGIN IMMEDIATE")  # inside: interrupted here, too, it is undone
             version = _version(connection, table)  # another process may have been faster
             if version is None:
                 version = schema.SCHEMA_VERSION
