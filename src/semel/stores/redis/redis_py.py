@@ -313,9 +313,9 @@ _ASKS_LAST_ASYNC: Final = (
 
 def read_map(manager: Any, lost: str | None) -> None:
     """Read the map of a cluster, on new connections; the node that was lost is asked last."""
-    for node in (*manager.nodes_cache.values(), *manager.startup_nodes.values()):
-        if node.redis_connection is not None:
-            node.redis_connection.connection_pool.disconnect(inuse_connections=False)
+    nodes = (*manager.nodes_cache.values(), *manager.startup_nodes.values())
+    for client in filter(None, (node.redis_connection for node in nodes)):
+        client.connection_pool.disconnect(inuse_connections=False)
     manager.initialize(**_lost(manager, lost, asks_last=_ASKS_LAST))
 
 
