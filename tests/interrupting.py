@@ -24,15 +24,23 @@ class TimeLimit(Exception):
 class Trace:
     """Lists the steps of a call, or raises at one of them."""
 
-    def __init__(self, strike_at: Step | None = None, error: BaseException | None = None) -> None:
+    def __init__(
+        self,
+        strike_at: Step | None = None,
+        error: BaseException | None = None,
+        *,
+        within: tuple[str, ...] = (PACKAGE,),
+    ) -> None:
         self.steps: dict[Step, None] = {}
         self.struck = threading.Event()
         self._strike_at = strike_at
+        self._within = within
+        """The folders whose lines are steps."""
         self._errors = [] if error is None else [error]
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
         code = frame.f_code
-        if event == "call" and not code.co_filename.startswith(PACKAGE):
+        if event == "call" and not code.co_filename.startswith(self._within):
             return None
         if event in ("call", "line", "return"):
             step = (code, event, frame.f_lineno)

@@ -8,6 +8,7 @@ import pkgutil
 from collections import deque
 from importlib.metadata import version
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
@@ -15,8 +16,9 @@ import redis.asyncio
 from redis import exceptions as driver
 
 from semel import AsyncIdempotency, Idempotency
+from semel.core.records import Identity
 from semel.errors import ConfigError
-from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py
+from semel.stores.redis import AsyncRedisStore, RedisStore, redis_py, threads
 from semel.stores.redis.cluster import AsyncClusterTransport, ClusterTransport
 
 ANYWHERE = "redis://127.0.0.1:1"
@@ -192,3 +194,74 @@ async def test_a_map_that_somebody_has_read_meanwhile_is_not_read_again():
     asynchronous._reading_map = ReadMeanwhile(asynchronous)
     await asynchronous._read_map(None)
     assert plain._maps_read == asynchronous._maps_read == 1
+
+
+def test_an_application_keeps_its_connections_after_errors_and_pipelines(redis_url):
+    with contextlib.closing(redis.Redis.from_url(redis_url)) as client:
+        client.ping()
+        store = RedisStore(client)  # from before the store: connected once more, and then kept
+        assert store.get(Identity("s", "k")) is None
+        [connection] = client.connection_pool._available_connections
+        socket = redis_py.socket_of(connection)
+        assert store.get(Identity("s", "k")) is None
+        client.connection_pool.disconnect()
+        other = client.connection_pool.make_connection()
+        client.connection_pool._available_connections[:] = [other]
+        with pytest.raises(redis.ResponseError):
+            client.execute_command("NONSENSE")
+        kept = redis_py.socket_of(other)
+        assert kept is not socket
+        client.pipeline().get("a").get("b").execute()
+        client.ping()
+        assert redis_py.socket_of(other) is kept
+        other.send_command("PING")  # its reply is not read
+        client.ping()
+        assert redis_py.socket_of(other) is not kept
+
+
+async def test_so_does_one_with_tasks(redis_url):
+    client = redis.asyncio.Redis.from_url(redis_url)
+    await client.ping()
+    store = AsyncRedisStore(client)
+    assert await store.get(Identity("s", "k")) is None  # on the one from before the store
+    with pytest.raises(redis.ResponseError):
+        await client.execute_command("NONSENSE")
+    [connection] = client.connection_pool._available_connections
+    writer = connection._writer
+    await client.ping()
+    assert connection._writer is writer
+    await connection.send_command("PING")  # its reply is not read
+    await client.ping()
+    assert connection._writer is not writer
+    await store.close()
+    await client.connection_pool.disconnect()
+
+
+def test_a_connection_that_cannot_be_made_ready_goes_back_to_its_pool(redis_of_this_worker):
+    class Older(redis.Connection):
+        """What an application's pool made before the store had it."""
+
+        def connect(self) -> None:
+            if connects:
+                raise connects.pop()
+            super().connect()
+
+    connects: list[Exception] = []
+    with contextlib.closing(redis_of_this_worker.client()) as client:
+        pool = client.connection_pool
+        older = Older(**pool.connection_kwargs)
+        pool._available_connections.append(older)
+        pool._created_connections += 1
+        older.connect()
+
+        def first_take(*_: Any) -> Any:
+            connects.append(redis.ConnectionError("not now"))
+            pool._in_use_connections.add(pool._available_connections.pop())
+            return older
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool, "get_connection", first_take)
+            with pytest.raises(redis.ConnectionError):
+                threads.Connection(pool)
+        assert pool._available_connections == [older]
+        assert redis_py.socket_of(older) is None

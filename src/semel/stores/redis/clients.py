@@ -259,7 +259,6 @@ def opener(
     once = driver.retry.Retry(NoBackoff(), 0)
     match address.kind:
         case Kind.CLUSTER:
-            nodes = [driver.cluster.ClusterNode(host, port) for host, port in address.hosts]
             # A new client asks one of the nodes at random, which may be one that does not answer.
             retry = once if RETRIES_BELONG_TO_NODES else driver.retry.Retry(NoBackoff(), 1)
             if driver is redis:
@@ -269,7 +268,13 @@ def opener(
                 # Connections are few by themselves; a count that redis-py (until 7) does not get
                 # back when a node cannot be reached would end in a node that is lost for ever.
                 settings.both["max_connections"] = NO_LIMIT
-            return lambda: driver.RedisCluster(startup_nodes=nodes, retry=retry, **settings.both)
+            node = driver.cluster.ClusterNode
+            # Nodes are made for each client: they keep the connections of one that was not made.
+            return lambda: driver.RedisCluster(
+                startup_nodes=[node(*place) for place in address.hosts],
+                retry=retry,
+                **settings.both,
+            )
         case Kind.SENTINEL:
             settings.check(driver.Redis)
             finders = settings.for_sentinels | {"retry": once}
@@ -281,7 +286,7 @@ def opener(
 
 
 def pools_of(client: Any) -> list[Any]:
-    """The pool of a client, and those of the sentinels behind it: all that must be closed.
+    """The pool of a client, and those of the sentinels behind it: all that connect and are closed.
 
     Pools, because 5.0.0 leaves some of them open when it closes their client.
     """

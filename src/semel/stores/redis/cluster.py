@@ -29,8 +29,10 @@ from semel.stores.redis.commands import ScanStep, pack
 from semel.stores.redis.errors import DRIVER_ERRORS
 from semel.stores.redis.redis_py import (
     give_back_to_node,
+    hang_up_nodes,
     read_map,
     read_map_async,
+    watch,
 )
 from semel.stores.redis.replies import read_scan
 from semel.stores.redis.retry import Address, Reply, Sending, means_old_map
@@ -182,7 +184,9 @@ class ClusterTransport(_Map, Transport, ForkAware):
         return ("", None) if owner is None else (owner.name, self._pool(owner))
 
     def _pool(self, node: Any) -> Any:
-        return self.client.get_redis_connection(node).connection_pool
+        pool = self.client.get_redis_connection(node).connection_pool
+        watch(pool)
+        return pool
 
     def _connections(self, node: Any) -> Connections:
         pool = self._pool(node)
@@ -301,6 +305,7 @@ class AsyncClusterTransport(_Map, AsyncTransport):
         """
         manager = self.client.nodes_manager
         listed = manager.startup_nodes
+        await hang_up_nodes(listed.values())
         manager.startup_nodes = await _first_to_answer(listed)
         try:
             await manager.initialize()
@@ -381,13 +386,7 @@ class _NodePool:
         self._node = node
 
     async def get_connection(self, *_command: str) -> Any:
-        connection = self._node.acquire_connection()
-        try:
-            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it so
-        except BaseException:
-            give_back_to_node(self._node, connection)
-            raise
-        return connection
+        return self._node.acquire_connection()
 
     async def release(self, connection: Any) -> None:
         give_back_to_node(self._node, connection)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Iterable
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final
@@ -26,12 +26,16 @@ _inside: Final = partial(inside, _PACKAGE)
 _NAMES: Final = (
     "redis.connection:ConnectionPool.get_connection",
     "redis.connection:ConnectionPool.release",
+    "redis.connection:Connection.connect",
+    "redis.connection:Connection.send_command",
     "redis.connection:Connection.send_packed_command",
     "redis.connection:Connection.read_response",
     "redis.connection:Connection.disconnect",
     "redis.asyncio.connection:ConnectionPool.get_connection",
     "redis.asyncio.connection:ConnectionPool.release",
     "redis.asyncio.connection:Connection.connect",
+    "redis.asyncio.connection:Connection.send_command",
+    "redis.asyncio.connection:Connection.read_response",
     "redis.asyncio.connection:Connection.disconnect",
     "redis.sentinel:SentinelConnectionPool.master_address",
     "redis.cluster:NodesManager.initialize",
@@ -46,7 +50,7 @@ _NAMES: Final = (
 
 _ATTRIBUTES: Final = (
     ("redis.connection:Connection", ("_parser", "_sock")),
-    ("redis.asyncio.connection:Connection", ("_writer",)),
+    ("redis.asyncio.connection:Connection", ("_reader", "_writer")),
 )
 """What only an object has. A connection can be made without connecting it."""
 
@@ -77,8 +81,133 @@ _FOR_A_POOL: Final = ("",) if _MUST_TELL else ()
 
 
 def take_connection(pool: Any) -> Any:
-    """Take a connection from a pool, connected; to be awaited if it is a pool for asyncio."""
+    """Take a connection from a pool, to `make_ready`; to be awaited if the pool is for asyncio."""
     return pool.get_connection(*_FOR_A_POOL)
+
+
+# An exception of a signal handler, a cancellation, or an error of a credential provider may end the
+# handshake (login, choice of the database) at any line. redis-py then puts the connection back into
+# its pool, and uses it as if it were ready. It does the same with a connection on which the reply
+# to a command of its own was not read. So a connection leaves a pool only if the last line of both
+# was seen to run, on the socket that it has now; else it connects anew.
+
+
+class _Watched:
+    """A connection for threads."""
+
+    _sock: Any
+    ready_on: Any = None
+    """The socket whose handshake has ended."""
+    unread = 0
+    """How many replies to redis-py's commands were not read; semel sends its own in packed form."""
+
+    def connect(self) -> None:
+        """Connect, unless the connection is ready; pools call this for each that leaves them."""
+        parent: Any = super()
+        if self.unread or not _is_ready(self):
+            parent.disconnect()
+        parent.connect()
+        self.unread = 0
+        self.ready_on = self._sock
+
+    def send_command(self, *args: Any, **options: Any) -> None:
+        """Send a command of redis-py's."""
+        parent: Any = super()
+        self.unread += 1
+        parent.send_command(*args, **options)
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        """Read one reply; an error is one, too."""
+        parent: Any = super()
+        try:
+            reply = parent.read_response(*args, **options)
+        except driver.ResponseError:
+            self.unread -= self.unread > 0
+            raise
+        self.unread -= self.unread > 0  # a pipeline was sent in packed form
+        return reply
+
+
+class _AsyncWatched:
+    """A connection for asyncio."""
+
+    _writer: Any
+    ready_on: Any = None
+    unread = 0
+
+    async def connect(self) -> None:
+        """Connect, unless the connection is ready; pools call this for each that leaves them."""
+        parent: Any = super()
+        if self.unread or not _is_ready_async(self):
+            await hang_up(self)
+        await parent.connect()
+        self.unread = 0
+        self.ready_on = self._writer
+
+    async def send_command(self, *args: Any, **options: Any) -> None:
+        """Send a command of redis-py's."""
+        parent: Any = super()
+        self.unread += 1
+        await parent.send_command(*args, **options)
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        """Read one reply; an error is one, too."""
+        parent: Any = super()
+        try:
+            reply = await parent.read_response(*args, **options)
+        except driver.ResponseError:
+            self.unread -= self.unread > 0
+            raise
+        self.unread -= self.unread > 0
+        return reply
+
+
+def watch(pool: Any) -> None:
+    """Let a pool make connections that are watched, an application's pool as well."""
+    pool.connection_class = _watched(pool.connection_class)
+
+
+@cache
+def _watched(kind: Any) -> Any:
+    if issubclass(kind, (_Watched, _AsyncWatched)):
+        return kind
+    mixin = _AsyncWatched if inspect.iscoroutinefunction(kind.connect) else _Watched
+    return type(kind.__name__, (mixin, kind), {})
+
+
+def make_ready(connection: Any) -> None:
+    """Connect a connection that was taken from a pool, unless its handshake was seen to end.
+
+    That of a watched one was. Others are from the time before an application gave us its pool.
+    """
+    if not _is_ready(connection):
+        connection.disconnect()
+        connection.connect()
+        connection.ready_on = socket_of(connection)
+
+
+async def make_ready_async(connection: Any) -> None:
+    """Connect a connection for asyncio, unless its handshake was seen to end."""
+    if not _is_ready_async(connection):
+        await hang_up(connection)
+        await connection.connect()
+        connection.ready_on = _writer_of(connection)
+
+
+async def hang_up(connection: Any) -> None:
+    """Close a connection for asyncio, also one of which redis-py knows one half."""
+    await connection.disconnect(nowait=True)
+    vars(connection).update(_reader=None, _writer=None)
+
+
+def _is_ready(connection: Any) -> bool:
+    socket = socket_of(connection)
+    return socket is not None and getattr(connection, "ready_on", None) is socket
+
+
+def _is_ready_async(connection: Any) -> bool:
+    writer = _writer_of(connection)
+    return writer is not None and getattr(connection, "ready_on", None) is writer
 
 
 parser_of: Final = attrgetter("_parser")
@@ -87,7 +216,7 @@ parser_of: Final = attrgetter("_parser")
 socket_of: Final = attrgetter("_sock")
 """Returns the socket of a connection for threads."""
 
-_transport_of: Final = attrgetter("_writer.transport")
+_writer_of: Final = attrgetter("_writer")
 
 
 def take_over(connection: Any, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, Any]:
@@ -95,7 +224,7 @@ def take_over(connection: Any, protocol: asyncio.Protocol) -> tuple[asyncio.Tran
 
     Returns the transport, and redis-py's own protocol, which must be notified of the stream's end.
     """
-    transport: asyncio.Transport = _transport_of(connection)
+    transport: asyncio.Transport = _writer_of(connection).transport
     stream = transport.get_protocol()
     transport.set_protocol(protocol)
     return transport, stream
@@ -183,16 +312,27 @@ _ASKS_LAST_ASYNC: Final = (
 
 
 def read_map(manager: Any, lost: str | None) -> None:
-    """Read the map of a cluster; the node that was lost is asked last."""
+    """Read the map of a cluster, on new connections; the node that was lost is asked last."""
+    nodes = (*manager.nodes_cache.values(), *manager.startup_nodes.values())
+    for client in filter(None, (node.redis_connection for node in nodes)):
+        client.connection_pool.disconnect(inuse_connections=False)
     manager.initialize(**_lost(manager, lost, asks_last=_ASKS_LAST))
 
 
-def read_map_async(manager: Any, lost: str | None) -> Awaitable[None]:
+async def read_map_async(manager: Any, lost: str | None) -> None:
     """Read the map of a cluster, for asyncio. Not to be called twice at the same time."""
-    reading: Awaitable[None] = manager.initialize(
-        **_lost(manager, lost, asks_last=_ASKS_LAST_ASYNC)
-    )
-    return reading
+    await hang_up_nodes((*manager.nodes_cache.values(), *manager.startup_nodes.values()))
+    await manager.initialize(**_lost(manager, lost, asks_last=_ASKS_LAST_ASYNC))
+
+
+async def hang_up_nodes(nodes: Iterable[Any]) -> None:
+    """Close the connections that lie in a cluster's nodes, for asyncio.
+
+    What redis-py asks for on its own is then asked for on new ones.
+    """
+    for node in nodes:
+        for connection in tuple(_free_connections(node)):
+            await hang_up(connection)
 
 
 def _lost(manager: Any, lost: str | None, *, asks_last: bool) -> dict[str, Any]:

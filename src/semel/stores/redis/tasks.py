@@ -41,10 +41,13 @@ from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import (
     NOT_YET,
     close_pool,
+    hang_up,
+    make_ready_async,
     new_reader,
     primary_address,
     take_connection,
     take_over,
+    watch,
 )
 from semel.stores.redis.replies import Large, read_scan
 from semel.stores.redis.retry import (
@@ -368,6 +371,7 @@ class SharedConnection(ForkAware):
         async with asyncio.timeout(2 * self._timeout):
             await self._release()
             self._held.append(await take_connection(self._pool))
+            await make_ready_async(self._held[-1])
         self.connection = self._new(self._held[-1])
         return self.connection
 
@@ -376,7 +380,7 @@ class SharedConnection(ForkAware):
             self.connection.end(_closed())
             self.connection = None
         while self._held:
-            await self._held[-1].disconnect(nowait=True)
+            await hang_up(self._held[-1])
             await self._pool.release(self._held.pop())
 
     async def close(self) -> None:
@@ -510,6 +514,8 @@ class AsyncServerTransport(AsyncTransport):
 
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(client, where, timeout, **more)
+        for connecting in pools_of(client):
+            watch(connecting)
         self._follows_the_primary = follows_the_primary(client)
         self._connections = Connections(
             client.connection_pool,

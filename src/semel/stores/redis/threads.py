@@ -32,7 +32,14 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.redis.clients import pools_of
 from semel.stores.redis.commands import LARGE, Command, ScanStep
 from semel.stores.redis.errors import DRIVER_ERRORS, translated
-from semel.stores.redis.redis_py import known_error, parser_of, primary_address, take_connection
+from semel.stores.redis.redis_py import (
+    known_error,
+    make_ready,
+    parser_of,
+    primary_address,
+    take_connection,
+    watch,
+)
 from semel.stores.redis.replies import Large, read_scan
 from semel.stores.redis.retry import (
     NOT_THE_PRIMARY,
@@ -113,6 +120,11 @@ class Connection:
         """The connection, until it is given back: taken and given in one step, and never twice."""
         self._held.append(take_connection(pool))
         [self.connection] = self._held
+        try:
+            make_ready(self.connection)
+        except BaseException:
+            self.end()
+            raise
         self.parser = parser_of(self.connection)
 
     def release(self) -> None:
@@ -349,6 +361,8 @@ class ServerTransport(Transport):
     def __init__(self, client: Any, where: str, timeout: float, **more: Any) -> None:
         super().__init__(where, timeout, **more)
         self.client = client
+        for connecting in pools_of(client):
+            watch(connecting)
         pool = client.connection_pool
         self._connections = (
             SentinelConnections(pool, keep=self._owned, timeout=timeout / 2)

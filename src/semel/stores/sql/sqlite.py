@@ -358,8 +358,9 @@ class GivenSource:
         self.check(self._connection)
         ensure_table(self._connection, self._table)
         if not self._file:
-            ((self._file,),) = _plain(self._connection).execute(schema.MAIN_FILE)
-            self._found = _file_id(self._file)
+            ((file,),) = _plain(self._connection).execute(schema.MAIN_FILE)
+            self._found = _file_id(file)
+            self._file = file  # last: it says that the other one is known
         return self._connection
 
     def check(self, connection: sqlite3.Connection) -> None:
@@ -411,8 +412,8 @@ def ensure_table(connection: sqlite3.Connection, table: SQLiteTable) -> None:
     """Create the table unless it exists; reject one that a newer version of semel made."""
     version = _version(connection, table)
     if version is None and table.autocreate:
-        connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.execute("BEGIN IMMEDIATE")  # inside: interrupted here, too, it is undone
             version = _version(connection, table)  # another process may have been faster
             if version is None:
                 version = schema.SCHEMA_VERSION

@@ -182,12 +182,12 @@ async def connect_asyncpg(settings: Settings, deadline: Deadline) -> OwnAsyncpgS
             max_cacheable_statement_size=0,
             **given,
         )
-    session = OwnAsyncpgSession(connection)
-    session.begin(deadline)
     try:
+        session = OwnAsyncpgSession(connection)
+        session.begin(deadline)
         await session.execute(Statement(CONFIGURE, limits(settings.timeout), writes=False))
     except BaseException:
-        await session.close()
+        connection.terminate()
         raise
     return session
 
