@@ -324,7 +324,7 @@ async def test_a_connection_that_ends_before_a_delay_leaves_the_message(broker, 
     go.set()
     caplog.set_level("INFO")
     assert await consumer.drain()
-    assert "the connection of a message is gone" in caplog.text
+    assert "connection lost; RabbitMQ will redeliver" in caplog.text
     await until(ready(broker, "orders"))
 
 
@@ -426,7 +426,7 @@ async def test_a_consumer_ends_while_the_broker_is_away(broker, idem, monkeypatc
             consumer.stop()
             go.set()
             assert await running
-            assert "the connection of a message is gone" in caplog.text
+            assert "connection lost; RabbitMQ will redeliver" in caplog.text
     assert len(handle.seen) == 1
     await until(ready(broker, "orders"))
 
@@ -444,6 +444,20 @@ async def test_a_channel_that_is_closed_ends_the_consumer(broker, idem):
     await connection.close()
     with pytest.raises(ConnectionError, match="the channel of the queue orders was closed"):
         await running
+
+
+async def test_a_request_that_a_close_ends_is_no_mistake_of_the_program(broker, idem, monkeypatch):
+    connection = await connected(broker, "plain")
+    queue = await queue_of(connection)
+
+    async def bind_again(*_):
+        await connection.close()
+        raise Exception  # noqa: TRY002 - as aiormq does, to requests that are under way
+
+    monkeypatch.setattr("semel.adapters.aio_pika._Publisher.bind_again", bind_again)
+    consumer = aio_pika.once(idem, Handler(), queue="orders", consumer="mailer")
+    with pytest.raises(ConnectionError, match="the channel of the queue orders was closed"):
+        await consumer.run(queue, signals=())
 
 
 async def test_a_consumer_that_was_stopped_does_not_begin_again(broker, queue, idem):

@@ -16,6 +16,7 @@ from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 from adapters.rabbit import PATIENCE, Broker, circle, full
 from semel import ConfigError, Idempotency, NestedCall, Policy, StoreUnavailable
 from semel.adapters import pika, rabbitmq
+from servers.rabbitmq import wait_until
 
 
 @pytest.fixture
@@ -206,12 +207,12 @@ def test_messages_of_a_queue_that_was_deleted_hold_up_no_others(broker, worker, 
         if handled.count(message.id) == 1:
             raise OSError("not yet")
 
-    for number in range(40):  # more than the 32 that a quorum queue moves at a time
-        broker.publish(f"g-{number}", to="gone")
-    gone = pika.once(idem, handle, queue="gone")
-    worker.serve(gone, lambda: len(set(handled)) == 40, "gone")
+    broker.publish("first", to="gone")  # which makes the delay queue
+    worker.serve(pika.once(idem, handle, queue="gone"), lambda: handled == ["first"], "gone")
     broker.channel.queue_delete("gone")
-    broker.host.wait_for_depth(delay, ready=40)
+    for number in range(40):  # more than the 32 that a quorum queue moves at a time
+        broker.publish(f"g-{number}", to=delay)
+    wait_until(lambda: broker.host.depth(delay).ready >= 40, "all to be late")
     broker.publish()
     assert worker.serve(pika.once(idem, handle, queue="orders"), lambda: handled.count("m-1") == 2)
 

@@ -220,10 +220,8 @@ class AioPikaConsumer:
 
     async def _settle(self, sending: Awaitable[None]) -> None:
         """Send what becomes of a message; without its connection the broker delivers it again."""
-        try:
+        with _even_if_lost():
             await sending
-        except CONNECTION_EXCEPTIONS as error:
-            logger.info("the connection of a message is gone: it is delivered again (%s)", error)
 
     async def _publish(self, message: AbstractIncomingMessage, publish: Publish) -> None:
         publisher = self._publisher(message.channel.connection)
@@ -330,7 +328,7 @@ class AioPikaConsumer:
                 elif await _is_there(channel.connection, queue.name):
                     await self._settle(_cancel(queue, tag))
                     tag = _new_tag()
-                    with suppress(*CONNECTION_EXCEPTIONS):  # else the next look tries again
+                    with _even_if_lost():  # the next look tries again
                         await self._begin(queue, tag)
                         pauses = None
         finally:
@@ -406,7 +404,7 @@ async def _closed(queue: AbstractQueue) -> None:
 
 async def _channel_of(queue: AbstractQueue) -> Any:
     """Return the channel beneath that of a queue; None while a robust one connects again."""
-    with suppress(*CONNECTION_EXCEPTIONS):
+    with _even_if_lost():
         async with asyncio.timeout(_LOOK):
             return await queue.channel.get_underlay_channel()
     return None
@@ -414,7 +412,7 @@ async def _channel_of(queue: AbstractQueue) -> Any:
 
 async def _is_there(connection: AbstractConnection, queue: str) -> bool:
     """Ask for a queue, on a channel of its own: the broker closes it if there is none."""
-    with suppress(*CONNECTION_EXCEPTIONS):
+    with _even_if_lost():
         async with asyncio.timeout(_CANCELLING):
             channel = await connection.channel(publisher_confirms=False)
             await channel.queue_declare(queue, passive=True)
@@ -525,6 +523,18 @@ class _Publisher:
                 channel = await self._opened()
                 await channel.exchange_declare(EXCHANGE, passive=True)
                 await channel.queue_bind(queue, EXCHANGE, queue)
+
+
+@contextmanager
+def _even_if_lost() -> Iterator[None]:
+    """Log, and drop, the error of a connection or a channel that was closed."""
+    try:
+        yield
+    except Exception as error:
+        # aiormq raises a bare Exception in the requests that are under way when it closes.
+        if not (isinstance(error, CONNECTION_EXCEPTIONS) or type(error) is Exception):
+            raise
+        logger.info("connection lost; RabbitMQ will redeliver the message (%r)", error)
 
 
 def _writable(value: Any) -> Any:
