@@ -12,7 +12,7 @@ import threading
 import pytest
 import redis
 
-from engines.facade import PATIENCE, Effect, World, never, until, wait_until
+from engines.facade import PATIENCE, Effect, Gate, World, never, until, wait_until
 from semel import (
     AsyncIdempotency,
     DuplicateRequest,
@@ -204,6 +204,26 @@ def test_a_second_waiter_joins_the_subscription_of_the_first(world, owner, waite
         wait_until(lambda: len(pauses) == 4)
         effect.release()
         assert waiting.result(SOON) == also.result(SOON) == "done"
+
+
+def test_a_waiter_that_joins_a_subscription_hears_of_an_end_that_came_just_before(
+    world, owner, waiter, pauses
+):
+    beside = world.engine_on(waiter.store, policy=SELDOM)
+    effect = Effect()
+    with waited_for(owner, waiter, effect, pauses) as (running, waiting):
+        told_busy, woken = Gate(), Gate()
+        waiter.store.after["claim"] = told_busy
+        also = beside.start("k", never, payload="p")
+        told_busy.wait()
+        waiter.store.before["claim"] = woken
+        effect.release()
+        assert running.result(SOON) == "done"
+        woken.wait()  # The first one has the message, and keeps the subscription.
+        told_busy.open()
+        assert also.result(SOON) == "done"
+        woken.open()
+        assert waiting.result(SOON) == "done"
 
 
 # --- what is left behind ----------------------------------------------------------------------

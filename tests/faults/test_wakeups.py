@@ -751,6 +751,20 @@ def test_a_confirmation_belongs_to_the_channel_that_was_requested_first():
     assert account.is_subscribed("k")
 
 
+def test_a_confirmation_after_a_lost_connection_belongs_to_the_first_of_the_new_one():
+    account = Subscriptions("there")
+    before, after = Waiting("a"), Waiting("b")
+    account.add(before)
+    account.requested("a")
+    account.lose()  # its confirmation will never come
+    account.remove(before)
+    account.add(after)
+    account.requested("b")
+    account.confirmed()
+    assert after.listening is Listening.YES
+    assert account.is_subscribed("b")
+
+
 def test_a_subscription_that_is_needed_again_is_not_ended():
     account = Subscriptions("there")
     one, other = Waiting("a"), Waiting("b")
