@@ -66,7 +66,7 @@ test: servers  ## run the tests, and insist on the coverage of the core, engines
 	$(RUN) coverage report --include='$(COVERED)' --omit='src/semel/testing/*' --precision=2 --fail-under=$(COVERAGE_MIN)
 
 test-more: servers  ## run all tests, in half an hour: also those of which `make test` runs only some
-	SEMEL_ALL_TESTS=yes $(RUN) pytest $(SHARED) --session-timeout=2400 $(ARGS)
+	ALL_TESTS=yes $(RUN) pytest $(SHARED) --session-timeout=2400 $(ARGS)
 
 # What the versions of drivers and frameworks can change. A session limit bounds it to 20 minutes.
 LOWEST_TESTS ?= tests/contract tests/core tests/stores tests/adapters tests/web tests/faults tests/transactions tests/observe tests/schedules
@@ -132,7 +132,7 @@ bench: $(BENCH_READY)  ## measure semel beside floors and alternatives, in about
 	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
 
 bench-smoke: servers  ## try that every benchmark runs, in about three minutes
-	SEMEL_BENCH_SMOKE=1 $(RUN) pytest tests/benchmarks $(ARGS)
+	BENCH_SMOKE=yes $(RUN) pytest tests/benchmarks $(ARGS)
 
 bench-paired: servers  ## compare the speed with another commit: BASE=... ARGS="--only redis"
 	$(RUN) benchmarks.paired $(BASE) $(ARGS)

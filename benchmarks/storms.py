@@ -97,7 +97,7 @@ def _redis(effort: Effort) -> Section:
         ],
         [
             at_most(4, "store commands in one process", commands[1], 2),
-            at_most(4, "store commands in four processes", commands[PROCESSES], 8),
+            at_most(4, "store commands in four processes", commands[PROCESSES], 11),
             at_most(4, "slowest of 1,000 in four processes", slowest, 25, "ms"),
             at_most(5, "wake-up in the same process", each, 6, "us a waiter"),
         ],

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import pytest
 
-ALL = "SEMEL_ALL_TESTS"
+ALL = "ALL_TESTS"
 """The environment variable by which nothing is left out."""
 
 

@@ -244,6 +244,22 @@ class SupersededIsForgotten(Broken):
         return self.lawful(ask)
 
 
+class OnlyTheOldestSupersededIsRefused(Broken):
+    def on_claim(self, ask):
+        record = self._records.get(ask.identity)
+        if record is not None and ask.fingerprint in record.superseded[1:]:
+            self._records[ask.identity] = replace(record, superseded=record.superseded[:1])
+        return self.lawful(ask)
+
+
+class PutForgetsSuperseded(Broken):
+    def on_put(self, ask):
+        record = self._records.get(ask.identity)
+        if record is not None:
+            self._records[ask.identity] = replace(record, superseded=())
+        return self.lawful(ask)
+
+
 class PayloadIsAlwaysErased(Broken):
     def on_fail(self, ask):
         return self.lawful(replace(ask, keep_fingerprint=False))

@@ -81,6 +81,8 @@ CAUGHT_BY = [
     (broken.ListingsDoNotSayWhoRuns, "test_listings_show_who_runs_what"),
     (broken.ReplaceInterrupts, "test_a_new_payload_never_interrupts_a_live_attempt"),
     (broken.SupersededIsForgotten, "test_a_late_retry_of_the_replaced_payload_is_refused"),
+    (broken.OnlyTheOldestSupersededIsRefused, "test_each_remembered_payload_is_refused"),
+    (broken.PutForgetsSuperseded, "test_put_keeps_the_replaced_payloads_refused"),
     (
         broken.PayloadIsAlwaysErased,
         "test_mismatch_comes_before_a_retry_that_would_be_allowed",

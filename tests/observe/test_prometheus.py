@@ -136,6 +136,21 @@ def test_the_metrics_have_these_names_kinds_and_buckets(registry):
         assert counts[-1] == found[f"semel_{name}_seconds_count", "payments"]
 
 
+def test_a_call_slower_than_every_bound_is_in_the_last_bucket_alone(registry):
+    hook = prometheus_hook(registry)
+    seconds, asked = RUN_BUCKETS[-1] + 1, STORE_BUCKETS[-1] + 1
+    identity = Identity("shop", "k")
+    hook(events.Ran(identity=identity, seconds=seconds, size=0, store_seconds=asked))
+    found = samples(prometheus_client.generate_latest(registry).decode())
+    for name, took in (("run", seconds), ("store", asked)):
+        buckets = {
+            key[-1]: n for key, n in found.items() if key[0] == f"semel_{name}_seconds_bucket"
+        }
+        assert buckets.pop("+Inf") == found[f"semel_{name}_seconds_count", "shop"] == 1
+        assert set(buckets.values()) == {0}
+        assert found[f"semel_{name}_seconds_sum", "shop"] == took
+
+
 def test_every_event_of_a_scope_is_there_from_the_start(registry):
     play("threads", prometheus_hook(registry))
     with served(registry) as url:

@@ -114,6 +114,9 @@ def test_seconds_are_in_the_bucket_whose_bound_they_do_not_pass():
     assert run.cumulative()[:2] == (3, 4)
     assert run.cumulative()[-1] == run.count
     assert store.count == len(took)
+    slow = sum(seconds > STORE_BUCKETS[-1] for seconds in took)
+    assert store.counts[-1] == slow > 0
+    assert (store.cumulative()[-1], store.sum) == (store.count, sum(took))
     assert store.bounds == STORE_BUCKETS
 
 

@@ -16,6 +16,12 @@ def test_no_name_of_a_test_holds_an_address(request):
     assert not [name for name in names if re.search(r" at 0x[0-9a-f]{3}", name)]
 
 
+def test_no_target_sets_a_variable_that_settings_reject(project):
+    """An engine rejects a SEMEL_ variable that is no setting, and no test would start."""
+    targets = (project / "Makefile").read_text(encoding="utf-8")
+    assert not re.findall(r"\bSEMEL_\w+=", targets)
+
+
 class Item(SimpleNamespace):
     """A test as pytest finds it: `more` is its mark, if it has one."""
 

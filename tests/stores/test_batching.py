@@ -364,6 +364,18 @@ async def test_who_waits_while_a_batch_learns_that_the_store_is_away_is_told_at_
     assert isinstance(await batcher.ask(ask("later")), Claimed)
 
 
+async def test_an_outage_of_one_member_rejects_neither_its_batch_nor_those_that_wait(store):
+    """As on a Redis Cluster, where one node may be down."""
+    batcher = AsyncBatcher(store.ask, store.send, most_members=2)
+    store.trouble["1"] = StoreUnavailable("gone")
+    calls = await crowd(batcher, store, range(5))
+    assert len(store.requests) == 2, "the first went straight through, and one batch is away"
+    store.gate.set()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert str(answers.pop(1)) == "gone"
+    assert [type(answer) for answer in answers] == [Claimed] * 4
+
+
 # --- cancelled callers -------------------------------------------------------------------
 
 

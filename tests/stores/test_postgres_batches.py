@@ -8,6 +8,7 @@ import os
 import asyncpg
 import psycopg
 import pytest
+from psycopg.pq import Conninfo
 
 from engines.facade import until
 from semel import AsyncIdempotency, Idempotency
@@ -24,6 +25,8 @@ from semel.stores.listening import Listening
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.sql.postgres.batch import lock_number
+from semel.stores.sql.postgres.settings import settings
+from semel.stores.sql.postgres.tasks import asyncpg_understands
 from semel.stores.sql.verbs import Reply, Statement
 from servers.postgres import postgres_server
 from stores.postgres_given import blocked, driven, migrate, rows, transaction
@@ -427,6 +430,7 @@ async def lent(store):
         ({"prepare": "off"}, "OwnAsyncPsycopgSession"),
         ({"options": "-c work_mem=1MB"}, "OwnAsyncPsycopgSession"),
         ({"keepalives_idle": "5"}, "OwnAsyncPsycopgSession"),
+        ({"require_auth": "none"}, "OwnAsyncPsycopgSession"),
         ({"columns": {"x": len}}, "OwnAsyncPsycopgSession"),
     ],
 )
@@ -440,6 +444,56 @@ async def test_an_environment_that_only_libpq_reads_is_left_to_it(postgres_url, 
     monkeypatch.setenv("PGOPTIONS", "-c work_mem=1MB")
     store = AsyncPostgresStore(postgres_url)
     assert await lent(store) == "OwnAsyncPsycopgSession"
+    await store.close()
+
+
+READ_BY_ASYNCPG = {
+    *("user", "password", "passfile", "dbname", "host", "port", "target_session_attrs"),
+    *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl"),
+    *("connect_timeout", "application_name"),
+}
+
+
+def test_a_variable_that_asyncpg_would_ignore_is_left_to_libpq(monkeypatch):
+    def understood(name: str, value: str) -> bool:
+        with monkeypatch.context() as patched:
+            patched.setenv(name, value)
+            return asyncpg_understands(settings("postgresql://h/d", {}, 5.0))
+
+    variables = {each.envvar.decode(): each for each in Conninfo.get_defaults() if each.envvar}
+    assert variables.keys() >= {"PGREQUIREAUTH", "PGREQUIREPEER", "PGGSSENCMODE", "PGSSLCRLDIR"}
+    for name, option in variables.items():
+        assert understood(name, "other") == (option.keyword.decode() in READ_BY_ASYNCPG), name
+    assert not understood("PGSSLROOTCERT", "system")
+
+
+async def test_a_server_that_asks_for_the_password_in_clear_does_not_get_it(monkeypatch):
+    monkeypatch.setenv("PGREQUIREAUTH", "scram-sha-256")
+    monkeypatch.setenv("PGSSLMODE", "disable")
+    received = []
+
+    async def serve(reader, writer):
+        await reader.read(1000)
+        writer.write(b"R\0\0\0\x08\0\0\0\x03")  # AuthenticationCleartextPassword
+        received.append(await reader.read(1000))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        store = AsyncPostgresStore(f"postgresql://user:secret@127.0.0.1:{port}/db", timeout=2)
+        with pytest.raises(StoreError):
+            await store.counts()
+        await store.close()
+        await until(lambda: received)
+    assert b"secret" not in b"".join(received)
+
+
+async def test_the_name_of_the_application_comes_from_the_environment(postgres_url, monkeypatch):
+    monkeypatch.setenv("PGAPPNAME", "shop")
+    store = AsyncPostgresStore(postgres_url)
+    async with store._calls.pool.lend(Deadline(10.0)) as session:
+        reply = await session.execute(Statement("SHOW application_name", (), writes=False))
+    assert reply.rows == [("shop",)]
     await store.close()
 
 

@@ -136,19 +136,20 @@ def test_a_record_that_is_about_as_long_as_what_a_script_reads(single, room):
     assert single.claim(ask()).outcome == result
 
 
-@pytest.mark.parametrize("replaced", [1, 2, 8, 10])
-def test_replaced_fingerprints_are_kept_and_remembered(store, replaced):
-    for number in range(replaced + 1):
+def test_replaced_fingerprints_are_kept_and_remembered(store):
+    """Whatever their number is: the filling before the outcome is as long as those that are not."""
+    for number in range(11):
         first = ask(fingerprint=PRINTS[number], replace=True)
         assert isinstance(store.claim(first), Claimed)
         assert store.complete(IDENTITY, first.owner, BIG, 60)
-    assert store.get(IDENTITY).superseded == tuple(PRINTS[max(0, replaced - 8) : replaced])
-    assert store.get(IDENTITY).outcome == BIG
-    assert store.claim(ask(fingerprint=PRINTS[replaced])).outcome == BIG
-    assert store.claim(ask(fingerprint=PRINTS[replaced], replace=True)).outcome == BIG
-    assert store.claim(ask(fingerprint=PRINTS[11])) == Mismatch(superseded=False)
-    old = ask(fingerprint=PRINTS[replaced - 1], replace=True)
-    assert store.claim(old) == Mismatch(superseded=True)
+        replaced = tuple(PRINTS[max(0, number - 8) : number])
+        assert store.get(IDENTITY).superseded == replaced
+        assert store.get(IDENTITY).outcome == BIG, number
+        assert store.claim(ask(fingerprint=PRINTS[number])).outcome == BIG, number
+        assert store.claim(ask(fingerprint=PRINTS[number], replace=True)).outcome == BIG, number
+        assert store.claim(ask(fingerprint=PRINTS[11])) == Mismatch(superseded=False)
+        for old in replaced:
+            assert store.claim(ask(fingerprint=old, replace=True)) == Mismatch(superseded=True)
 
 
 def test_a_codec_that_has_no_number_is_kept_by_name(single):
@@ -559,6 +560,14 @@ def test_a_record_that_is_all_filling_is_damaged(single, single_client):
 
 
 # --- those who wait --------------------------------------------------------------------------
+
+
+def test_a_record_that_is_waited_for_still_expires(single, single_client):
+    single.claim(ask())
+    before = single_client.pttl(RECORD)
+    assert isinstance(single.claim(ask()), Busy)
+    assert single_client.get(RECORD)[1] & 32, "it is noted"
+    assert 0 < single_client.pttl(RECORD) <= before
 
 
 @pytest.mark.parametrize("waits", [True, False])

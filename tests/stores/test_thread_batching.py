@@ -283,6 +283,24 @@ def test_a_store_that_is_away_is_not_asked_again_and_again(batcher, store):
     assert store.batches == [["leader"]]
 
 
+def test_an_outage_of_one_member_rejects_neither_its_batch_nor_those_that_wait(batcher, store):
+    """As on a Redis Cluster, where one node may be down."""
+    store.errors = {"b": StoreUnavailable("gone")}
+    straight(batcher, store)
+    first = leader(batcher, store)
+    together = waiting(batcher, "abc")
+    store.batch_gate.release()
+    assert first.result() == "batch"
+    wait_until(lambda: len(store.batches) == 2, "the second batch")
+    later = waiting(batcher, "de")
+    store.batch_gate.release()
+    assert [together[0].result(), together[2].result()] == ["batch", "batch"]
+    assert str(together[1].result()) == "gone"
+    wait_until(lambda: len(store.batches) == 3, "the third batch")
+    store.open()
+    assert [caller.result() for caller in later] == ["batch", "batch"]
+
+
 def test_each_member_of_a_batch_that_finds_the_store_away_has_its_own_error(batcher, store):
     straight(batcher, store)
     first = leader(batcher, store)

@@ -17,6 +17,7 @@ import psycopg
 import pymysql
 import pytest
 
+from engines.facade import wait_until
 from semel import ConcurrentRequest, Idempotency, PayloadMismatch, Policy, RetryTransaction
 from semel.core.decide import decide
 from semel.stores.sql.verbs import Reply
@@ -140,6 +141,36 @@ async def test_a_replay_leaves_no_lock_behind_for_as_long_as_its_transaction_las
                     async with world.once(idem, second, payload=2, policy=policy):
                         pytest.fail("it ran")
             assert await world.done(idem.forget("order-1")), "it was locked"
+
+
+@on([kind for kind in KINDS if kind.dialect == "postgresql"])
+async def test_a_replay_that_waited_for_a_commit_gives_its_lock_back_before_its_own(world):
+    first_pays, second_stays = Pause(), Pause()
+
+    async def replaying():
+        async with world.engine() as idem, world.work() as work:
+            await work.run("INSERT INTO ledger VALUES ('other', 1)")
+            async with world.once(idem, work) as attempt:
+                assert attempt.replayed
+            await asyncio.to_thread(second_stays.stay)
+
+    locks = (
+        "SELECT count(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database "
+        "WHERE locktype = 'advisory' AND d.datname = current_database() AND granted = %s"
+    )
+    async with world.engine():
+        first = started(lambda: paying_slowly(world, first_pays))
+        first_pays.wait_reached()
+        second = started(replaying)
+        with psycopg.connect(world.url, autocommit=True) as looker:
+            wait_until(lambda: looker.execute(locks, [False]).fetchone() == (1,))
+            first_pays.release()
+            first.result(PATIENCE)
+            second_stays.wait_reached()
+            assert looker.execute(locks, [True]).fetchone() == (0,)
+        second_stays.release()
+        second.result(PATIENCE)
+    assert world.entries() == ["order-1", "other"]
 
 
 @on(ON_SERVERS)

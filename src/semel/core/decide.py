@@ -45,8 +45,6 @@ class Wait(Struct, frozen=True, gc=False):
     """Ask again, at the latest when the running attempt's lease ends."""
 
     retry_after: float
-    owner: bytes | None = None
-    """Whose end is waited for, where that is known."""
 
 
 @final
@@ -73,10 +71,10 @@ def decide(claim: Claim, rules: Rules) -> Step:
             return claim
         return Reject(_no_replay(claim, rules), claim.number)
     match claim:
-        case Busy(retry_after=retry_after, owner=owner):
+        case Busy(retry_after=retry_after):
             if rules.concurrent == "reject":
                 return Reject(ConcurrentRequest(rules.message or "", retry_after=retry_after))
-            return Wait(retry_after, owner)
+            return Wait(retry_after)
         case Mismatch(superseded=superseded):
             return Reject(PayloadMismatch(superseded=superseded))
         case Abandoned(number=number):

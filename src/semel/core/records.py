@@ -175,7 +175,7 @@ class Busy(Struct, frozen=True, gc=False):
 
     retry_after: float
     owner: bytes | None = None
-    """Who runs it, so that its end can be told from another's; None where that is not known."""
+    """Who runs it; None where that is not known."""
 
 
 class Mismatch(Struct, frozen=True, gc=False):
@@ -198,17 +198,6 @@ class Exhausted(Struct, frozen=True, gc=False):
 
 
 Claim: TypeAlias = Claimed | Finished | Busy | Mismatch | Abandoned | Exhausted
-
-
-# --- what a store may tell a caller that waits -------------------------------------------
-
-
-class Ended(Struct, frozen=True, gc=False):
-    """The attempt of this owner has ended for good, as a wake-up told it."""
-
-    owner: bytes
-    fingerprint: bytes | None
-    finished: Finished
 
 
 # --- what a caller may ask ---------------------------------------------------------------

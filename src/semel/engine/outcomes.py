@@ -47,7 +47,6 @@ from semel.core.records import (
     ClaimRequest,
     CompleteRequest,
     Encoded,
-    Ended,
     Finished,
     Identity,
 )
@@ -569,19 +568,6 @@ def came_late(request: ClaimRequest, late: Sequence[Claimed], spent: float) -> b
 def as_first_told(step: Claimed, late: Sequence[Claimed]) -> Claimed:
     """Only the first answer to a claim says whether it was a takeover, not a repeated one."""
     return next((first for first in late if first.number == step.number), step)
-
-
-def outcome_in_message(ended: Ended | None, busy: Wait, call: Call) -> Finished | None:
-    """What a wake-up answers this call with; None = only the store can.
-
-    It counts only as the end of the very attempt that the store said was running: then the store's
-    judgement of the payload still holds, and no stale or foreign message can be taken for it.
-    """
-    if ended is None or ended.owner != busy.owner or call.rules.replace:
-        return None
-    if None not in (ended.fingerprint, call.fingerprint) and ended.fingerprint != call.fingerprint:
-        return None
-    return ended.finished
 
 
 def pauses(rules: Rules) -> Iterator[float]:

@@ -47,7 +47,6 @@ from semel.engine.outcomes import (
     as_first_told,
     came_late,
     claim_request,
-    outcome_in_message,
     pauses,
     remind,
 )
@@ -80,9 +79,10 @@ class Polling:
         """No message will come: ask as often as planned."""
         return planned
 
-    async def wait(self, seconds: float) -> None:
+    async def wait(self, seconds: float) -> bool:
         """Sleep."""
         await sleep(seconds)
+        return False
 
 
 class AsyncRuns(Outcomes[AsyncStore]):
@@ -269,13 +269,18 @@ class AsyncRuns(Outcomes[AsyncStore]):
         """Ask again when something may have changed, until there is an answer."""
         waits = pauses(call.rules)
         left = self._left(call, busy, end)
+        held_until = -math.inf
         with self._watched(call) as watch:
             while True:
-                pause = watch.pause(next(waits))
-                ended = await watch.wait(min(pause, busy.retry_after, left))
-                known = outcome_in_message(ended, busy, call)
-                if known is not None:
-                    return self._permitted(call, known)
+                planned = min(watch.pause(next(waits)), busy.retry_after, left)
+                ask_at = monotonic() + planned
+                if await watch.wait(planned):
+                    # Anyone may have sent the message: however many come, they cost one question
+                    # per `wait_interval`. The first is asked at once.
+                    held = min(held_until, ask_at) - monotonic()
+                    if held > 0:
+                        await sleep(held)
+                    held_until = monotonic() + call.rules.wait_interval
                 answer = await self._claim(call)
                 if type(answer) is not Wait:
                     return answer

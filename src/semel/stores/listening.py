@@ -5,8 +5,9 @@ takes the time as an argument. A `Listener` has the one connection to a server o
 threads of a process wait (an `AsyncListener`: all the tasks of an event loop). A database brings
 the `Subscriber`: how to connect, how to subscribe, what its messages say.
 
-A notification is only a hint. Whatever fails here, a lost message or a server that refuses, is no
-error of the caller's: its watch says that it is not notified, and the engine polls.
+A notification means "ask again". It carries nothing, because other users of the server may send one
+too. Whatever fails here, a lost message or a server that refuses, is no error of the caller's: its
+watch says that it is not notified, and the engine polls.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from time import monotonic
 from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from semel.core.observers import Log
-from semel.core.records import Ended
 from semel.stores.batching import has_ended
 
 log = Log(__name__)
@@ -68,15 +68,13 @@ class Reopen(Exception):
 class Waiter(ABC):
     """Where one caller waits for a record; what threads and tasks have in common."""
 
-    def __init__(self, channel: ChannelName, read: Callable[[Any], Ended | None]) -> None:
+    def __init__(self, channel: ChannelName) -> None:
         self.channel = channel
-        self.listening = Listening.SOON
-        self._read = read
-        self._message: Any = None
+        self.listening = self._known = Listening.SOON
 
     @abstractmethod
-    def wake(self, message: Any = None) -> None:
-        """Let the caller look; `message` is what it finds."""
+    def wake(self) -> None:
+        """Let the caller ask the store."""
 
     def pause(self, planned: float) -> float:
         """How long to wait at most before the store is asked again."""
@@ -86,9 +84,10 @@ class Waiter(ABC):
             return max(planned, SOON)
         return max(planned, random.uniform(SAFETY / 2, SAFETY))  # noqa: S311 - no secret
 
-    def _received(self) -> Ended | None:
-        message, self._message = self._message, None
-        return None if message is None else self._read(message)
+    def _notified(self, *, woken: bool) -> bool:
+        """Whether a message ended the wait, and not the time or a change of what to expect."""
+        known, self._known = self._known, self.listening
+        return woken and self._known is known
 
 
 W = TypeVar("W", bound=Waiter)
@@ -176,12 +175,12 @@ class Subscriptions(Generic[W]):
         """A subscription was requested."""
         self._requested.append(self._channels[channel])
 
-    def received(self, channel: ChannelName, message: Any) -> None:
+    def received(self, channel: ChannelName) -> None:
         """A message came."""
         found = self._channels.get(channel)
         if found is not None:
             for waiter in found.waiters:
-                waiter.wake(message)
+                waiter.wake()
 
     def confirmed(self) -> None:
         """The oldest subscription that was requested is in force."""
@@ -313,10 +312,8 @@ class Subscriber(_Subscriber, Protocol):
 class Watch(Waiter):
     """Where one thread waits."""
 
-    def __init__(
-        self, listener: Listener, channel: ChannelName, read: Callable[[Any], Ended | None]
-    ) -> None:
-        super().__init__(channel, read)
+    def __init__(self, listener: Listener, channel: ChannelName) -> None:
+        super().__init__(channel)
         self._listener = listener
         self._asleep = threading.Lock()  # cheaper than an Event, which has several locks
         self._asleep.acquire()
@@ -332,17 +329,14 @@ class Watch(Waiter):
     def __exit__(self, *_: object) -> None:
         self._listener.remove(self)
 
-    def wake(self, message: Any = None) -> None:
-        """Let the caller look; the listener calls this under its lock."""
-        self._message = message
+    def wake(self) -> None:
+        """Let the caller ask the store; the listener calls this under its lock."""
         if self._asleep.locked():
             self._asleep.release()
 
-    def wait(self, seconds: float) -> Ended | None:
-        """Sleep for this time, or until woken."""
-        # Acquire before reading the message, so that a later wake() is not lost.
-        self._asleep.acquire(timeout=seconds)
-        return self._received()
+    def wait(self, seconds: float) -> bool:
+        """Sleep for this time, or until woken; True if a message did it."""
+        return self._notified(woken=self._asleep.acquire(timeout=seconds))
 
 
 class Listener(_Listener[Subscriber, Watch]):
@@ -490,12 +484,10 @@ class AsyncSubscriber(_Subscriber, Protocol):
 class AsyncWatch(Waiter):
     """Where one task waits."""
 
-    def __init__(
-        self, listener: AsyncListener, channel: ChannelName, read: Callable[[Any], Ended | None]
-    ) -> None:
-        super().__init__(channel, read)
+    def __init__(self, listener: AsyncListener, channel: ChannelName) -> None:
+        super().__init__(channel)
         self._listener = listener
-        self._woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def __enter__(self) -> Self:
         self._listener.add(self)
@@ -504,25 +496,23 @@ class AsyncWatch(Waiter):
     def __exit__(self, *_: object) -> None:
         self._listener.remove(self)
 
-    def wake(self, message: Any = None) -> None:
-        """Let the caller look."""
-        self._message = message
-        self._end_wait()
+    def wake(self) -> None:
+        """Let the caller ask the store."""
+        self._end_wait(woken=True)
 
-    def _end_wait(self) -> None:
+    def _end_wait(self, *, woken: bool = False) -> None:
         if not self._woken.done():
-            self._woken.set_result(None)
+            self._woken.set_result(woken)
 
-    async def wait(self, seconds: float) -> Ended | None:
-        """Sleep for this time, or until woken."""
+    async def wait(self, seconds: float) -> bool:
+        """Sleep for this time, or until woken; True if a message did it."""
         loop = asyncio.get_running_loop()
         alarm = loop.call_later(seconds, self._end_wait)
         try:
-            await self._woken
+            return self._notified(woken=await self._woken)
         finally:
             alarm.cancel()
             self._woken = loop.create_future()
-        return self._received()
 
 
 class AsyncListener(_Listener[AsyncSubscriber, AsyncWatch]):

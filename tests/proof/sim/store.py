@@ -7,6 +7,7 @@ that the checks can tell what was true at each moment. `Proxy` is what one proce
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from typing import Any, Self
 from proof.sim.clock import Process, SimLoop
 from proof.sim.plan import FAULTS_END, Network
 from semel.core import judge
-from semel.core.records import Claimed, Ended, Identity, Record, State
+from semel.core.records import Claimed, Identity, Record, State
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.base import AsyncStore
 from semel.testing.faults import VERBS
@@ -246,16 +247,12 @@ class Wires:
             command.verb == "renew" and command.ask.lease <= 0
         ):
             return answer
-        ended = None
-        if judge._ended_for_good(after):
-            finished = judge._finished(after, self.ledger.now)
-            ended = Ended(after.owner, after.fingerprint, finished)
         noise = NOISE.get()
         for watch in tuple(self.waiting[command.identity]):
             if self.network.lossy and noise.random() < 0.3:
                 continue
             for _ in range(1 + (self.network.repeats and noise.random() < 0.3)):
-                self.later(self.delay(noise), watch.tell, ended if noise.random() < 0.7 else None)
+                self.later(self.delay(noise), watch.wake)
         return answer
 
 
@@ -404,8 +401,7 @@ class Watch:
 
     def __init__(self, proxy: Proxy, identity: Identity) -> None:
         self._proxy, self._identity = proxy, identity
-        self._told: list[Ended | None] = []
-        self._woken: asyncio.Future[None] | None = None
+        self._woken = asyncio.Event()
 
     def __enter__(self) -> Self:
         self._proxy.watching += 1
@@ -419,16 +415,16 @@ class Watch:
     def pause(self, planned: float) -> float:
         return max(planned, 2.0)
 
-    def tell(self, ended: Ended | None) -> None:
-        self._told.append(ended)
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
+    def wake(self) -> None:
+        self._woken.set()
 
-    async def wait(self, seconds: float) -> Ended | None:
-        if not self._told:
-            self._woken = self._proxy.wires.loop.create_future()
-            await asyncio.wait((self._woken,), timeout=seconds)
-        return self._told.pop(0) if self._told else None
+    async def wait(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        woken = self._woken.is_set()
+        self._woken.clear()
+        return woken
 
 
 class BatchingProxy(Batching, Proxy):

@@ -45,7 +45,6 @@ from semel.engine.outcomes import (
     as_first_told,
     came_late,
     claim_request,
-    outcome_in_message,
     pauses,
     remind,
 )
@@ -77,9 +76,10 @@ class Polling:
         """No message will come: ask as often as planned."""
         return planned
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> bool:
         """Sleep."""
         sleep(seconds)
+        return False
 
 
 class Runs(Outcomes[Store]):
@@ -258,13 +258,18 @@ class Runs(Outcomes[Store]):
         """Ask again when something may have changed, until there is an answer."""
         waits = pauses(call.rules)
         left = self._left(call, busy, end)
+        held_until = -math.inf
         with self._watched(call) as watch:
             while True:
-                pause = watch.pause(next(waits))
-                ended = watch.wait(min(pause, busy.retry_after, left))
-                known = outcome_in_message(ended, busy, call)
-                if known is not None:
-                    return self._permitted(call, known)
+                planned = min(watch.pause(next(waits)), busy.retry_after, left)
+                ask_at = monotonic() + planned
+                if watch.wait(planned):
+                    # Anyone may have sent the message: however many come, they cost one question
+                    # per `wait_interval`. The first is asked at once.
+                    held = min(held_until, ask_at) - monotonic()
+                    if held > 0:
+                        sleep(held)
+                    held_until = monotonic() + call.rules.wait_interval
                 answer = self._claim(call)
                 if type(answer) is not Wait:
                     return answer

@@ -41,7 +41,6 @@ from semel.core.records import (
     CountRequest,
     Counts,
     Encoded,
-    Ended,
     FailRequest,
     ForgetRequest,
     GetRequest,
@@ -246,11 +245,12 @@ class Watch(Protocol):
         """
         ...
 
-    def wait(self, seconds: float) -> Ended | None:
-        """Sleep for these seconds, or until the record may have changed; returns what it became.
+    def wait(self, seconds: float) -> bool:
+        """Sleep for these seconds, or until the record may have changed; the caller then asks.
 
-        None where that is not known. It also ends when the watch begins to listen, because what
-        happened before that was not received.
+        Returns True if a message ended it: anyone may have sent that, so the caller limits how
+        often it asks. It also ends when the watch begins to listen, because what happened before
+        that was not received.
         """
         ...
 

@@ -31,7 +31,7 @@ from semel.stores.redis.commands import (
 from semel.stores.redis.listing import Listing, Nodes, Steps
 from semel.stores.redis.redis_py import check
 from semel.stores.redis.retry import certain
-from semel.stores.redis.subscriber import AsyncRedisSubscriber, RedisListeners, read_message
+from semel.stores.redis.subscriber import AsyncRedisSubscriber, RedisListeners
 from semel.stores.redis.tasks import AsyncServerTransport, AsyncTransport
 from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
@@ -125,7 +125,7 @@ class AsyncRedisStore(AsyncStore):
     def watch(self, identity: Identity) -> AsyncWatch:
         """Listen for the end of the record's running attempt."""
         channel = self.keys.record(identity)
-        return AsyncWatch(self._listeners.listener(channel), channel, read_message)
+        return AsyncWatch(self._listeners.listener(channel), channel)
 
     def server_of(self, identity: Identity) -> str | None:
         """Name the node of a cluster that has the record, as far as is known."""

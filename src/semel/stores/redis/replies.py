@@ -50,7 +50,6 @@ from semel.core.records import (
     Claim,
     Claimed,
     Encoded,
-    Ended,
     Exhausted,
     Finished,
     Identity,
@@ -260,18 +259,6 @@ def unpack_finished(raw: bytes, remaining: float) -> Finished:
         _check_version(raw)
         raise RecordUnreadable(f"its bytes are damaged ({broken})") from broken
     return Finished(state, outcome, number, fence >> 8, remaining)
-
-
-def unpack_ended(raw: bytes, remaining: float) -> Ended | None:
-    """Read of a record that has ended for good what a waiter needs; None when it has not."""
-    finished = unpack_finished(raw, remaining)
-    flags = raw[1]
-    if finished.state is PROCESSING or flags & _RETRYABLE:
-        return None
-    end = _HEADER.size
-    has_fingerprint = flags & _FINGERPRINT
-    fingerprint = raw[end : end + FINGERPRINT_BYTES] if has_fingerprint else None
-    return Ended(raw[end - OWNER_BYTES : end], fingerprint, finished)
 
 
 def _check_version(raw: bytes) -> None:

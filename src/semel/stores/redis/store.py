@@ -32,7 +32,7 @@ from semel.stores.redis.commands import (
 from semel.stores.redis.listing import Listing, Nodes, Steps
 from semel.stores.redis.redis_py import check
 from semel.stores.redis.retry import certain
-from semel.stores.redis.subscriber import RedisListeners, RedisSubscriber, read_message
+from semel.stores.redis.subscriber import RedisListeners, RedisSubscriber
 from semel.stores.redis.threads import ServerTransport, Transport
 from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 
@@ -126,7 +126,7 @@ class RedisStore(Store):
     def watch(self, identity: Identity) -> Watch:
         """Listen for the end of the record's running attempt."""
         channel = self.keys.record(identity)
-        return Watch(self._listeners.listener(channel), channel, read_message)
+        return Watch(self._listeners.listener(channel), channel)
 
     def server_of(self, identity: Identity) -> str | None:
         """Name the node of a cluster that has the record, as far as is known."""

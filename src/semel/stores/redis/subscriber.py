@@ -18,29 +18,13 @@ from typing import Any, Final, Generic, TypeVar
 from redis.exceptions import AskError, ResponseError
 
 from semel.core.process import ForkAware, follow_forks, leave_alone, notice_fork
-from semel.core.records import Ended
-from semel.errors import RecordUnreadable
 from semel.stores.listening import OnLost, Reopen, Subscriptions
 from semel.stores.redis.commands import pack
 from semel.stores.redis.redis_py import NOT_YET, new_reader, socket_of, take_over
-from semel.stores.redis.replies import unpack_ended
 from semel.stores.redis.tasks import AsyncTransport
 from semel.stores.redis.threads import Transport
 
 CHUNK: Final = 65536
-
-_TTL_BYTES: Final = 6
-
-
-def read_message(message: bytes) -> Ended | None:
-    """What a wake-up says of the record; None when the store has to be asked.
-
-    The scripts write it: how long the record is kept, in milliseconds, and the packed record.
-    """
-    try:
-        return unpack_ended(message[_TTL_BYTES:], int.from_bytes(message[:_TTL_BYTES]) / 1e3)
-    except RecordUnreadable:
-        return None  # the empty message of a record that is not carried, or anybody's
 
 
 class ChannelCommands:
@@ -70,8 +54,8 @@ class MessageReader:
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not NOT_YET:
             match reply:
-                case [b"smessage" | b"message", channel, message]:
-                    subscriptions.received(channel, message)
+                case [b"smessage" | b"message", channel, _]:
+                    subscriptions.received(channel)
                 case [b"ssubscribe" | b"subscribe", _, _]:
                     subscriptions.confirmed()
                 case [b"sunsubscribe" | b"unsubscribe", channel, _]:

@@ -477,6 +477,24 @@ class ReplaceContract(StoreUnderTest):
         remembered = tuple(payload(index) for index in range(SUPERSEDED_LIMIT))
         assert record_of(driven).superseded == remembered
 
+    def test_each_remembered_payload_is_refused(self, driven: StoreDriver) -> None:
+        replaced(driven, SUPERSEDED_LIMIT)
+        for index in range(SUPERSEDED_LIMIT):
+            late = ask(ANNA, payload(index), replace=True)
+            assert driven.claim(late) == Mismatch(superseded=True), index
+        assert record_of(driven).fingerprint == payload(SUPERSEDED_LIMIT)
+
+    def test_put_keeps_the_replaced_payloads_refused(self, driven: StoreDriver) -> None:
+        replaced(driven, SUPERSEDED_LIMIT)
+        driven.claim(ask(BERT, BLUE, replace=True))
+        fail(driven, BERT)
+        remembered = record_of(driven).superseded
+        assert driven.put(KEY, RESULT, LONG, owner=CARL) is True
+        assert record_of(driven).superseded == remembered
+        for fingerprint in remembered:
+            late = ask(ANNA, fingerprint, replace=True)
+            assert driven.claim(late) == Mismatch(superseded=True), fingerprint
+
     def test_a_payload_replaced_too_long_ago_is_new_again(self, driven: StoreDriver) -> None:
         replaced(driven, SUPERSEDED_LIMIT + 1)
         refused = ask(ANNA, payload(1), replace=True)

@@ -22,5 +22,5 @@ if unused > 0 then header = header .. string.char(254, unused) .. string.rep('\0
 redis.call('SETRANGE', uploaded, 0, header)
 redis.call('RENAME', uploaded, KEYS[1])
 index_remove()
-if waited_for ~= 0 then wake('') end
+if waited_for ~= 0 then wake() end
 return 1

@@ -32,7 +32,6 @@ local VERSION, HEADER = 1, 38
 local PROCESSING, SUCCEEDED, FAILED = 0, 1, 2
 local HOLD, RETRYABLE, FINGERPRINT, WAITED_FOR = 4, 8, 16, 32
 local SUPERSEDED_LIMIT = 8
-local CARRIED = 4096  -- bytes of the longest record that a wake-up carries
 
 -- Redis formats large numbers in scientific notation in some versions; this never does.
 local function digits(number) return string.format('%.0f', number) end
@@ -137,28 +136,24 @@ local function write_running(record, lease, now)
   index_add(record)
 end
 
--- Wakes those who wait for the record; its key is also the name of their channel. It may fail, for
--- lack of permission or of shard channels (Redis 6.2): then they ask again by themselves.
-local function wake(message)
-  local told = redis.pcall('SPUBLISH', KEYS[1], message)
-  if type(told) == 'table' then redis.pcall('PUBLISH', KEYS[1], message) end
+-- Lets those who wait for the record ask again; its key is also the name of their channel. It may
+-- fail, for lack of permission or of shard channels (Redis 6.2): then they ask by themselves.
+local function wake()
+  local sent = redis.pcall('SPUBLISH', KEYS[1], '')
+  if type(sent) == 'table' then redis.pcall('PUBLISH', KEYS[1], '') end
 end
 
 local function write_ended(record, outcome, ttl, now)
   record.updated = math.floor(now / 1000)
   local waited_for = record.waited_for
   record.waited_for = 0
-  local packed = pack(record, outcome)
   if ttl > 0 then
-    redis.call('SET', KEYS[1], packed, 'PX', digits(ttl))
+    redis.call('SET', KEYS[1], pack(record, outcome), 'PX', digits(ttl))
   else
     redis.call('DEL', KEYS[1])  -- kept for no time at all
   end
   index_remove()
-  if waited_for ~= 0 then
-    local carries = ttl > 0 and #packed <= CARRIED
-    wake(carries and struct.pack('>I6', ttl) .. packed or '')
-  end
+  if waited_for ~= 0 then wake() end
 end
 
 local function next_fence(record, now)

@@ -11,5 +11,5 @@ if ARGV[3] then
 end
 write_when_full()
 write_running(record, lease, now)
-if lease <= 0 and record.waited_for ~= 0 then wake('') end
+if lease <= 0 and record.waited_for ~= 0 then wake() end
 return 1

@@ -41,7 +41,7 @@ from semel.stores.sql.postgres.errors import (
     TableLocked,
     TimeIsUp,
 )
-from semel.stores.sql.postgres.listener import AsyncPostgresSubscriber, channel, read_outcome
+from semel.stores.sql.postgres.listener import AsyncPostgresSubscriber, channel
 from semel.stores.sql.postgres.settings import Settings, all_options, check_given, settings
 from semel.stores.sql.postgres.threads import (
     BATCH_LOCK_SHARE,
@@ -161,7 +161,7 @@ class AsyncPostgresWakeups(ForkAware):
 
     def watch(self, digest: UUID) -> AsyncWatch:
         """Listen for the end of the record's running attempt."""
-        return AsyncWatch(self._listener, channel(digest), read_outcome)
+        return AsyncWatch(self._listener, channel(digest))
 
     async def close(self) -> None:
         """End the connection."""

@@ -40,7 +40,7 @@ from semel.stores.sql.postgres.verbs import (
     NOW,
     RUNNING,
     SEEN,
-    WAKE_WITH_OUTCOME,
+    WAKE,
     PostgresVerbs,
     Query,
     check_size,
@@ -145,7 +145,7 @@ def _complete(table: str) -> str:
             codec = {_own("codecs::text[]")},
             expire_at = {NOW} + {_own("ttls::float8[]")} * interval '1 second'
         WHERE {_THESE_RUNNING}
-        RETURNING uuid_send(r.digest), {WAKE_WITH_OUTCOME}
+        RETURNING uuid_send(r.digest), {WAKE}
     """  # noqa: S608 - the name is checked
 
 

@@ -3,8 +3,7 @@
 Only a store that opens its connections itself has one: a given pool or connection is not for us
 to take for long. Nor has one behind pgbouncer, which would give the session to the next caller.
 
-One channel serves all records: a message begins with the digest of its record. What follows, if
-anything does, is the outcome, as `verbs` writes it.
+One channel serves all records: a message is the digest of its record.
 """
 
 from __future__ import annotations
@@ -13,26 +12,18 @@ import asyncio
 from typing import Any, Final
 from uuid import UUID
 
-import msgspec
 import psycopg
 from psycopg.pq.abc import PGconn
 
-from semel.core.records import Encoded, Ended, Finished, State
 from semel.stores.listening import OnLost, Subscriptions
 from semel.stores.sql.postgres.settings import Settings
 from semel.stores.sql.postgres.verbs import CHANNEL
 
 LISTEN: Final = f"LISTEN {CHANNEL}"
 
-_DIGEST: Final = 36
-
-_outcomes: Final = msgspec.json.Decoder(
-    tuple[bytes, bytes | None, State, int, int, float, str, bytes]
-)
-
 
 def channel(digest: UUID) -> bytes:
-    """What the messages of a record begin with."""
+    """Return the message that a record's end sends."""
     return str(digest).encode()
 
 
@@ -40,21 +31,7 @@ def tell(pgconn: PGconn, subscriptions: Subscriptions[Any]) -> None:
     """Take in what has come: each message names its record, and others are nobody's."""
     pgconn.consume_input()
     while (notice := pgconn.notifies()) is not None:
-        subscriptions.received(notice.extra[:_DIGEST], notice.extra[_DIGEST:])
-
-
-def read_outcome(message: bytes) -> Ended | None:
-    """Return the outcome that a wake-up carries; None if the store has to be asked."""
-    try:
-        fields: Any = _outcomes.decode(message)
-    except msgspec.MsgspecError:
-        return None  # a record that was parked, or whose result is too large; or anybody's message
-    owner, fingerprint, state, number, fence, remaining, codec, data = fields
-    if state is State.PROCESSING or remaining <= 0:
-        return None
-    return Ended(
-        owner, fingerprint, Finished(state, Encoded(codec, data), number, fence, remaining)
-    )
+        subscriptions.received(notice.extra)
 
 
 # --- for threads ------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from semel.stores.sql.postgres.errors import (
     TableLocked,
     TimeIsUp,
 )
-from semel.stores.sql.postgres.listener import PostgresSubscriber, channel, read_outcome
+from semel.stores.sql.postgres.listener import PostgresSubscriber, channel
 from semel.stores.sql.postgres.settings import Settings, all_options, check_given, settings
 from semel.stores.sql.postgres.threads import (
     BATCH_LOCK_SHARE,
@@ -162,7 +162,7 @@ class PostgresWakeups(ForkAware):
 
     def watch(self, digest: UUID) -> Watch:
         """Listen for the end of the record's running attempt."""
-        return Watch(self._listener, channel(digest), read_outcome)
+        return Watch(self._listener, channel(digest))
 
     def close(self) -> None:
         """End the connection."""

@@ -19,6 +19,7 @@ import asyncpg
 import psycopg
 from asyncpg.pool import PoolConnectionProxy
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from semel.stores.batching import AsyncSlots
@@ -62,7 +63,6 @@ _UNDERSTOOD: Final = frozenset(
         "fallback_application_name",
     }
 )
-_OF_LIBPQ_ALONE: Final = ("PGHOSTADDR", "PGOPTIONS", "PGSERVICE", "PGCHANNELBINDING")
 
 _DRIVER_ERRORS: Final = (
     asyncpg.PostgresError,
@@ -77,13 +77,20 @@ def asyncpg_understands(settings: Settings) -> bool:
 
     Without prepared statements it needs two round trips, which a bouncer may send to two servers.
     """
-    asked = conninfo_to_dict(settings.conninfo)
+    asked = _asked(settings)
     return (
-        settings.prepare
-        and _UNDERSTOOD.issuperset(asked)
-        and asked.get("sslrootcert") != "system"
-        and not any(name in os.environ for name in _OF_LIBPQ_ALONE)
+        settings.prepare and _UNDERSTOOD.issuperset(asked) and asked.get("sslrootcert") != "system"
     )
+
+
+def _asked(settings: Settings) -> dict[str, Any]:
+    """Return every option in force: those of the environment, as libpq reads it, and the URL's."""
+    defaults = {
+        option.keyword.decode(): os.fsdecode(option.val)
+        for option in Conninfo.get_defaults()
+        if option.val and option.val != option.compiled
+    }
+    return defaults | conninfo_to_dict(settings.conninfo)
 
 
 class AsyncpgSession:
@@ -165,7 +172,7 @@ class OwnAsyncpgSession(AsyncpgSession):
 
 async def connect_asyncpg(settings: Settings, deadline: Deadline) -> OwnAsyncpgSession:
     """Open a connection, with settings of our own."""
-    asked = conninfo_to_dict(settings.conninfo)
+    asked = _asked(settings)
     tls = {name: value for name, value in asked.items() if name in _OF_TLS}
     given = {theirs: asked[ours] for ours, theirs in _PASSED_ON.items() if ours in asked}
     name = asked.get("application_name") or asked["fallback_application_name"]

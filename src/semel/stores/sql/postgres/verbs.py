@@ -114,32 +114,8 @@ SEEN = f"{_ROW}, {micros(NOW)}"
 CHANNEL: Final = "semel_wakeup"
 """Where wake-ups go. One channel for all keys: a listener needs no statement for each of them."""
 
-CARRIED: Final = 4096
-"""The longest result, in bytes, that goes along; a message holds 8,000 at most, as text."""
-
-_OUTCOME = ", ".join(
-    f"translate(encode({value}, 'base64'), chr(10), '')" if is_binary else value
-    for value, is_binary in {
-        "r.owner": True,
-        "r.payload_hash": True,
-        "r.status": False,
-        "r.number": False,
-        "r.fence": False,
-        f"extract(epoch FROM r.expire_at - {NOW})": False,
-        "r.codec": False,
-        "r.result_payload": True,
-    }.items()
-)
-
 WAKE = f"CASE WHEN r.waited_for THEN pg_notify('{CHANNEL}', r.digest::text) END"
-"""Tells those who wait that they should ask again."""
-
-WAKE_WITH_OUTCOME = f"""
-    CASE WHEN r.waited_for THEN pg_notify('{CHANNEL}', r.digest::text || CASE
-        WHEN NOT r.retryable AND octet_length(r.result_payload) <= {CARRIED}
-        THEN json_build_array({_OUTCOME})::text ELSE '' END) END
-"""
-"""Tells those who wait, with the outcome if it is final and small; `listener` reads it."""
+"""Lets those who wait ask again. Every role of the database can read the message, and send it."""
 
 THIS = "r.digest = :digest AND r.idem_key = :key AND r.biz_type = :scope"
 GONE = f"(r.expire_at IS NOT NULL AND r.expire_at <= {NOW})"
@@ -439,7 +415,7 @@ def _end(table: str) -> str:
             number = CASE WHEN :ran::boolean THEN r.number ELSE r.number - 1 END,
             expire_at = {after("ttl")}, updated_at = {NOW}
         WHERE {THIS} AND {OWN}
-        RETURNING {WAKE_WITH_OUTCOME}
+        RETURNING {WAKE}
     """  # noqa: S608 - the name is checked
 
 
