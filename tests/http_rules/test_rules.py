@@ -9,7 +9,7 @@ from http_rules.given import JSON, a_request, asked, route_rules
 from semel import Policy
 from semel.core.codec import codec_named
 from semel.core.records import Identity
-from semel.core.stored_answers import AnswerCodec
+from semel.core.stored_answers import AnswerCodec, StoredAnswer, pack_answer
 from semel.errors import ConfigError, DuplicateRequest, InvalidKey, ResultUnavailable
 from semel.http.rules import Rejected
 
@@ -359,3 +359,27 @@ def test_garbage_in_the_place_of_an_answer_is_told_and_runs_nothing():
         route_rules().replay(b"garbage", IDENTITY)
     told = json.loads(route_rules().rejection(unreadable.value).body)
     assert told["instance"] == f"urn:semel:key:{IDENTITY.key_digest}"
+
+
+FORGED = (
+    (b"Set-Cookie", b"session=attacker"),
+    (b"x-a", b"1\r\nSet-Cookie: session=attacker"),
+    (b"Location", b"/1\r\nX-Injected: yes"),
+    (b"idempotent-replayed", b"false"),
+    (b"Content-Length", b"5000"),
+    (b"x-mine", b"secret"),
+    (b"location", b"/orders/1"),
+)
+
+
+@pytest.mark.parametrize("body", [b"paid", None])
+def test_what_may_not_be_stored_is_not_replayed_either_whatever_wrote_it(body):
+    rules = route_rules(never_stored=["X-Mine"])
+    stored = pack_answer(StoredAnswer(201, FORGED, body))
+    lines = rules.replay(stored, Identity("http", "k")).headers
+    names = [name.lower() for name, _ in lines]
+    assert {b"set-cookie", b"x-a", b"x-mine"}.isdisjoint(names)
+    assert [value for name, value in lines if name.lower() == b"location"] == [b"/orders/1"]
+    assert names.count(b"content-length") == names.count(b"idempotent-replayed") == 1
+    assert (b"idempotent-replayed", b"true") in lines
+    assert not any(b"\n" in part for line in lines for part in line)
