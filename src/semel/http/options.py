@@ -131,6 +131,11 @@ class Choices:
         if not any((self.header, self.query, self.field, self.key)):
             raise ConfigError("a key comes from header, query, field or key: all of them are None")
 
+    @property
+    def reads_fields(self) -> bool:
+        """Whether fields are looked for in the body, which then has one format."""
+        return self.field is not None or isinstance(self.payload, tuple)
+
 
 def chosen(options: Mapping[str, Any]) -> Choices:
     """Check options that are given by name."""
