@@ -114,7 +114,7 @@ class Choices:
         self.scope = check_scope(scope)
         self.tenant = check_function("tenant", tenant)
         self.payload = _payload(payload)
-        self.format = _format(format)
+        self.format: BodyFormat = _format(format)
         self.secret = check_secret(secret)
         self.policy = check_policy(policy)
         self.wait = seconds("wait", wait, zero=True)
