@@ -28,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test test-more test-lowest test-galera quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions soak-queues soak-outages simulate fuzz-http fuzz-queues
+.PHONY: help setup demo servers test test-more test-lowest test-galera quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-linear bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions soak-queues soak-outages simulate fuzz-http fuzz-queues
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -142,6 +142,9 @@ bench-purge: servers  ## measure how long claims wait during a purge
 
 bench-tally: $(READY)  ## measure what counting events adds to a call on memory: at most 2.5 us
 	$(RUN) benchmarks --only tally
+
+bench-linear: $(READY)  ## measure whether parsing grows linearly with what a client sends
+	$(RUN) benchmarks.linear
 
 bench-web-memory: servers  ## measure the memory of 200 requests of a megabyte at once
 	$(RUN) benchmarks.web_memory

@@ -133,6 +133,7 @@ async def test_25_openapi_shows_the_header_and_our_answers(engine):
     router.get("/free")(free)
     app.post("/query")(idempotent(header=None, query="key", required=True)(pay))
     app.post("/either")(idempotent(query="Idempotency-Key", required=True)(pay))
+    app.post("/fields")(idempotent(payload=["amount"])(pay))
     app.post("/hidden", include_in_schema=False)(idempotent(pay))
     app.post("/bare")(pay)
     app.include_router(router)
@@ -166,6 +167,7 @@ async def test_25_openapi_shows_the_header_and_our_answers(engine):
     assert [each["in"] for each in paths["/either"]["post"]["parameters"]] == ["header", "query"]
     assert ours(needed) == {"400", "401", "409", "413", "503"}
     assert ours(free) == ours(paths["/query"]["post"]) == {"400", "409", "413", "422", "503"}
+    assert ours(paths["/fields"]["post"]) == ours(free) | {"415"}
     assert ours(paths["/more/free"]["get"]) == ours(paths["/bare"]["post"]) == set()
     assert needed["responses"]["409"]["description"].endswith("Another request")
     assert set(free["responses"]["422"]["content"]) == {

@@ -11,10 +11,12 @@ import pytest
 from fastapi import Depends, FastAPI, Form, HTTPException, Request, Response, UploadFile
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import BaseModel
+from starlette.middleware.base import BaseHTTPMiddleware
 
 from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
 from adapters.test_asgi_lives import Hasty, Impatient, Scoped
 from semel import AsyncIdempotency, Policy
+from semel.adapters.asgi import IdempotencyMiddleware
 from semel.adapters.fastapi import Idempotent
 from versions import needs
 
@@ -275,6 +277,115 @@ async def test_14_forms_are_compared_by_their_parts(engine):
     assert codes(plain) == [200, 200, 422]
     assert codes(parts) == [200, 200, 422, 413]
     assert seen == ["the file"]
+
+
+async def form_read(request: Request) -> None:
+    await request.form()
+
+
+async def body_and_form_read(request: Request) -> None:
+    await request.body()
+    await request.form()
+
+
+@pytest.mark.parametrize("before", [form_read, body_and_form_read])
+async def test_json_is_compared_although_a_dependency_has_asked_for_a_form(engine, before):
+    """Of what is no form the framework makes an empty one, and leaves the body where it is."""
+    app, runs = FastAPI(), []
+
+    @app.post("/pay", dependencies=[Depends(before)])
+    @Idempotent(engine)
+    async def pay(request: Request) -> int:
+        runs.append(await request.json())
+        return runs[-1]["amount"]
+
+    @app.post("/either")
+    @Idempotent(engine)
+    async def either(request: Request, amount: Annotated[int | None, Form()] = None) -> int:
+        return (await request.json())["amount"] if amount is None else amount
+
+    async with served(app) as client:
+
+        async def send(path: str, amount: int):
+            return await client.post(path, json={"amount": amount}, headers=keyed(path[1:]))
+
+        answers = [await send("/pay", amount) for amount in (5, 5, 999)]
+        others = [await send("/either", amount) for amount in (5, 5, 999)]
+    assert codes(answers) == codes(others) == [200, 200, 422]
+    assert runs == [{"amount": 5}]
+
+
+@pytest.mark.parametrize("also_form", [False, True])
+async def test_a_body_that_was_read_as_a_stream_is_an_error_that_says_what_to_do(
+    engine, also_form, caplog
+):
+    app, runs = FastAPI(), []
+
+    async def streamed(request: Request) -> None:
+        async for _ in request.stream():
+            pass
+        if also_form:
+            await request.form()
+
+    @app.post("/pay", dependencies=[Depends(streamed)])
+    @Idempotent(engine)
+    async def pay() -> str:
+        runs.append(1)
+        return "paid"
+
+    async with served(app) as client:
+        answer = await client.post("/pay", json={"amount": 5}, headers=keyed())
+        plain = await client.post("/pay", json={"amount": 5})
+    assert (answer.status_code, answer.json()["code"]) == (500, "idempotency_error")
+    assert "await request.body(), which keeps it" in caplog.text
+    assert (plain.status_code, runs) == (200, [1])
+
+
+async def through_form(request: Request, call_next: Any) -> Response:
+    await request.form()
+    return await call_next(request)
+
+
+async def through_stream(request: Request, call_next: Any) -> Response:
+    async for _ in request.stream():
+        pass
+    return await call_next(request)
+
+
+async def through_body(request: Request, call_next: Any) -> Response:
+    await request.body()
+    return await call_next(request)
+
+
+@pytest.mark.parametrize("decorated", [True, False])
+@pytest.mark.parametrize("around", [through_form, through_stream, through_body])
+async def test_a_body_that_a_middleware_has_consumed_is_no_empty_one(
+    engine, around, decorated, caplog
+):
+    """`BaseHTTPMiddleware` shows an empty body then, whatever the client has sent."""
+    app, runs = FastAPI(), []
+
+    async def pay() -> str:
+        runs.append(1)
+        return "paid"
+
+    app.post("/pay")(Idempotent(engine)(pay) if decorated else pay)
+    if not decorated:
+        app.add_middleware(IdempotencyMiddleware, idempotency=engine)
+    app.add_middleware(BaseHTTPMiddleware, dispatch=around)
+    async with served(app) as client:
+        answers = [
+            await client.post("/pay", data={"amount": amount}, headers=keyed())
+            for amount in (5, 5, 999)
+        ]
+        empty = await client.post("/pay", headers=keyed("empty"))
+    if around is through_body:
+        assert codes(answers) == [200, 200, 422]
+    else:
+        assert codes(answers) == [500, 500, 500]
+        assert "a middleware around the application has read the body" in caplog.text
+    assert empty.status_code == 200
+    assert len(runs) == (2 if around is through_body else 1)
 
 
 async def test_14_files_of_a_form_are_compared_whole_and_not_taken_for_its_fields(engine):

@@ -702,7 +702,8 @@ def test_an_empty_form_that_was_parsed_before_is_a_body_like_any_other(app, idem
 
 
 def test_fields_are_found_in_a_form_that_was_parsed_before(app, idem):
-    client = reading(app, idem, lambda: request.form, header=None, field="b", payload=["a"])
+    options = {"header": None, "field": "b", "payload": ["a"], "format": "form"}
+    client = reading(app, idem, lambda: request.form, **options)
     assert client.post("/", data={"a": "1", "b": "2", "at": "3"}).status_code == 200
     again = client.post("/", data={"a": "1", "b": "2", "at": "4"})
     assert again.headers["Idempotent-Replayed"] == "true"

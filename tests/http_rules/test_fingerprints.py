@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from http_rules.given import JSON, a_request
-from semel.http.requests import digest, fingerprint
+from semel.http.requests import content, digest, fingerprint
 
 FORM = "multipart/form-data; boundary="
 
@@ -136,6 +136,21 @@ DECOY = b"--A\r\n\r\nx\r\n--A--\r\n"
 def test_no_choice_of_a_boundary_hides_a_byte(kind, body):
     content_type = ("content-type", kind)
     assert of(body(b"1"), content_type) != of(body(b"999"), content_type)
+
+
+def test_a_content_type_of_many_boundaries_is_compared_as_it_is():
+    many = b"multipart/form-data" + b"; boundary=x" * 5000
+    assert content(many, b"--x\r\na\r\n--x--") == [many, b"--x\r\na\r\n--x--"]
+
+
+@pytest.mark.parametrize("length", [1024, 1025])
+def test_a_content_type_is_parsed_up_to_a_length(length):
+    def of(boundary):
+        kind = b"multipart/form-data; boundary=%b; a=" % boundary
+        body = b"--%b\r\na\r\n--%b--" % (boundary, boundary)
+        return content(kind + b"a" * (length - len(kind)), body)
+
+    assert (of(b"x") == of(b"y")) is (length <= 1024)
 
 
 def test_a_boundary_that_is_also_content_counts():

@@ -9,7 +9,7 @@ from http_rules.given import JSON, a_request, asked, route_rules
 from semel import Policy
 from semel.core.codec import codec_named
 from semel.core.records import Identity
-from semel.core.stored_answers import AnswerCodec
+from semel.core.stored_answers import AnswerCodec, StoredAnswer, pack_answer
 from semel.errors import ConfigError, DuplicateRequest, InvalidKey, ResultUnavailable
 from semel.http.rules import Rejected
 
@@ -77,7 +77,7 @@ BODY = b'{"order": {"id": "of-field"}}'
     ],
 )
 def test_sources_are_asked_in_order_header_query_field(lines, query, body, key):
-    request = a_request(*lines, query=query)
+    request = a_request(*lines, JSON, query=query)
     assert identity_of(route_rules(**SOURCES), request, body).key == key
 
 
@@ -89,7 +89,7 @@ def test_a_function_is_asked_last():
 
 def test_the_application_chooses_another_order():
     rules = route_rules(**SOURCES, order=("field", "function", "header", "query"))
-    assert identity_of(rules, a_request(KEYED), BODY).key == "of-field"
+    assert identity_of(rules, a_request(KEYED, JSON), BODY).key == "of-field"
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,65 @@ def test_the_application_chooses_another_order():
 def test_a_field_that_is_missing_is_an_error_and_no_silent_fallback(body):
     rules = route_rules(**SOURCES, order=("field", "function", "header", "query"))
     with pytest.raises(InvalidKey, match=r"order\.id"):
-        asked(rules, a_request(KEYED), body)
+        asked(rules, a_request(KEYED, JSON), body)
 
 
 def test_a_whole_number_is_a_key():
-    assert identity_of(route_rules(field="id"), a_request(), b'{"id": 7}').key == "7"
+    assert identity_of(route_rules(field="id"), a_request(JSON), b'{"id": 7}').key == "7"
+
+
+FORM = ("content-type", "application/x-www-form-urlencoded")
+OTHER_TYPES = [
+    [],
+    [("content-type", "")],
+    [("content-type", "text/plain")],
+    [("content-type", "multipart/form-data; boundary=b")],
+    [("content-type", "application/json, application/json")],
+    [JSON, JSON],
+    [FORM, JSON],
+]
+
+
+@pytest.mark.parametrize("options", [{"header": None, "field": "id"}, {"payload": ["id"]}])
+@pytest.mark.parametrize(
+    ("body_format", "lines"),
+    [
+        *(("json", lines) for lines in [*OTHER_TYPES, [FORM]]),
+        *(("form", each) for each in OTHER_TYPES),
+    ],
+)
+def test_fields_are_looked_for_in_one_format_alone(options, body_format, lines):
+    """Two readings of one body are two values of a field, and a client would choose between them."""
+    rules = route_rules(**options, format=body_format)
+    with pytest.raises(Rejected, match="unsupported_media_type"):
+        asked(rules, a_request(KEYED, *lines), b'{"id": 1, "x": "&id=2&"}')
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON; charset=utf-8", "a/b+json"]
+)
+def test_fields_are_looked_for_in_json_by_default(kind):
+    rules = route_rules(header=None, field="id")
+    assert (
+        identity_of(rules, a_request(("content-type", kind)), b'{"id": "&id=2&"}').key == "&id=2&"
+    )
+
+
+def test_a_content_type_does_not_matter_where_no_field_is_looked_for():
+    rules = route_rules(field="id")
+    assert identity_of(rules, a_request(KEYED, FORM), b"id=5").key == "k"
+
+
+def test_a_form_has_the_key_where_the_application_says_so():
+    rules = route_rules(header=None, field="id", format="form")
+    assert identity_of(rules, a_request(FORM), b"id=a%3Bb&x=1").key == "a;b"
+
+
+@pytest.mark.parametrize("form", [b"id=a;x=1", b"x=1;id=a", b"id=a&id=b", b"id=%ff", b"\xff", b""])
+def test_a_form_that_parsers_read_differently_has_no_key(form):
+    """A parser of Starlette's ends a field at a semicolon, and one of Python's does not."""
+    with pytest.raises(InvalidKey):
+        asked(route_rules(header=None, field="id", format="form"), a_request(FORM), form)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +249,7 @@ def test_the_format_of_chosen_fields_is_held():
 
 
 def test_fields_of_a_form_are_compared_too():
-    rules = route_rules(payload=["amount"])
-    form = a_request(("content-type", "application/x-www-form-urlencoded"))
+    rules, form = route_rules(payload=["amount"], format="form"), a_request(FORM)
     assert rules.fingerprint(form, b"amount=5&at=1") == rules.fingerprint(form, b"at=2&amount=5")
     assert rules.fingerprint(form, b"amount=5") != rules.fingerprint(form, b"amount=5&amount=6")
 
@@ -214,11 +267,11 @@ def test_a_function_cannot_make_two_routes_the_same():
     assert one != rules.fingerprint(a_request(method="PATCH"), b"")
 
 
-@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=b"])
-def test_bodies_in_which_no_fields_can_be_looked_for_are_compared_as_a_whole(kind):
-    rules, request = route_rules(payload=["amount"]), a_request(("content-type", kind))
-    assert rules.fingerprint(request, b"amount: 5") == rules.fingerprint(request, b"amount: 5")
-    assert rules.fingerprint(request, b"amount: 5") != rules.fingerprint(request, b"amount: 6")
+@pytest.mark.parametrize(("body_format", "line"), [("json", JSON), ("form", FORM)])
+def test_bodies_in_which_no_fields_can_be_looked_for_are_compared_as_a_whole(body_format, line):
+    rules, request = route_rules(payload=["amount"], format=body_format), a_request(line)
+    assert rules.fingerprint(request, b"amount;5") == rules.fingerprint(request, b"amount;5")
+    assert rules.fingerprint(request, b"amount;5") != rules.fingerprint(request, b"amount;6")
 
 
 @pytest.mark.parametrize("options", [{}, {"payload": ["amount"]}, {"separate_routes": True}])
@@ -306,3 +359,27 @@ def test_garbage_in_the_place_of_an_answer_is_told_and_runs_nothing():
         route_rules().replay(b"garbage", IDENTITY)
     told = json.loads(route_rules().rejection(unreadable.value).body)
     assert told["instance"] == f"urn:semel:key:{IDENTITY.key_digest}"
+
+
+FORGED = (
+    (b"Set-Cookie", b"session=attacker"),
+    (b"x-a", b"1\r\nSet-Cookie: session=attacker"),
+    (b"Location", b"/1\r\nX-Injected: yes"),
+    (b"idempotent-replayed", b"false"),
+    (b"Content-Length", b"5000"),
+    (b"x-mine", b"secret"),
+    (b"location", b"/orders/1"),
+)
+
+
+@pytest.mark.parametrize("body", [b"paid", None])
+def test_what_may_not_be_stored_is_not_replayed_either_whatever_wrote_it(body):
+    rules = route_rules(never_stored=["X-Mine"])
+    stored = pack_answer(StoredAnswer(201, FORGED, body))
+    lines = rules.replay(stored, Identity("http", "k")).headers
+    names = [name.lower() for name, _ in lines]
+    assert {b"set-cookie", b"x-a", b"x-mine"}.isdisjoint(names)
+    assert [value for name, value in lines if name.lower() == b"location"] == [b"/orders/1"]
+    assert names.count(b"content-length") == names.count(b"idempotent-replayed") == 1
+    assert (b"idempotent-replayed", b"true") in lines
+    assert not any(b"\n" in part for line in lines for part in line)

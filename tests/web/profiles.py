@@ -53,6 +53,7 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
     "more-methods": {"methods": ("POST", "PUT", "DELETE")},
     "query": {"query": "idempotency_key"},
     "field": {"header": None, "field": KEY_FIELD},
+    "form": {"header": None, "field": "reference", "format": "form"},
     "function": {"key": order_number},
     "order": {
         "query": "idempotency_key",

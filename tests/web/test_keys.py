@@ -207,6 +207,36 @@ def test_5_a_body_without_the_field_is_refused(on, run, folder, body):
     assert folder.runs(run) == 0
 
 
+FORM = "application/x-www-form-urlencoded"
+
+
+def test_5_a_key_may_come_from_a_field_of_a_form(on, key, run):
+    told = {"body": b"amount=5&reference=" + key.encode(), "content_type": FORM, "run": run}
+    first, again = (on("form").post("/pay", **told) for _ in range(2))
+    assert again.replayed
+    assert first.body == again.body
+
+
+OTHER_FORMATS = [
+    ("field", FORM),
+    ("field", None),
+    ("fields", FORM),
+    ("form", "application/json"),
+    ("form", None),
+]
+
+
+@pytest.mark.parametrize("chosen", OTHER_FORMATS)
+def test_5_a_client_does_not_choose_in_which_format_a_field_is_looked_for(
+    on, key, run, folder, chosen
+):
+    profile, kind = chosen
+    body = b'{"payment": {"reference": "SAVE50"}, "x": "&payment=1&reference=%s&"}' % key.encode()
+    answer = on(profile).post("/pay", key=key, body=body, content_type=kind, run=run)
+    assert (answer.status, answer.code) == (415, "unsupported_media_type")
+    assert folder.runs(run) == 0
+
+
 def test_5_a_key_may_come_from_a_function_of_the_request(on, key, run):
     order = [("X-Order", key)]
     first, again = (on("function").post("/pay", lines=order, run=run) for _ in range(2))
@@ -249,3 +279,14 @@ def test_5_a_route_has_rules_of_its_own(on, key, run):
     assert client.post("/refund", run=run).status == 201
     assert client.post("/refund", key=key, run=run).status == 201
     assert client.post("/refund", key=key, run=run).code == "duplicate_request"
+
+
+@pytest.mark.parametrize("stack", MIDDLEWARES)
+@pytest.mark.parametrize("profile", ["include", "exclude", "routes"])
+def test_25_no_spelling_of_a_path_leads_past_the_patterns(on, run, folder, profile):
+    client = on(profile)
+    newline = client.post("/pay%0A", run=run)
+    assert (newline.status, newline.code) == (400, "invalid_path")
+    for spelling in ("//pay", "/pay/", "/%2Fpay", "/pay%2F"):
+        client.post(spelling, run=run)
+    assert folder.runs(run) == 0

@@ -8,6 +8,7 @@ import sqlite3
 
 import pytest
 
+from semel.core.stored_answers import StoredAnswer, pack_answer
 from web.client import Connection, head
 from web.handlers import SECRETS
 from web.serve import STACKS
@@ -204,6 +205,25 @@ def test_whatever_lies_in_the_store_runs_nothing(on, key, folder, database, kind
     answer = on().post("/pay", key=key, body=BODY, run=key)
     assert answer.status in {409, 500, 503}
     assert answer.code in {"result_unavailable", "record_unreadable", "idempotency_error"}
+    assert folder.runs(key) == 1
+
+
+def test_no_cookie_and_no_line_end_comes_out_of_the_store(on, key, folder, database):
+    """Whatever wrote it there: another program can write to a store, too."""
+    assert on().post("/pay", key=key, body=BODY, run=key).status == 201
+    lines = (
+        (b"set-cookie", b"session=attacker"),
+        (b"x-a", b"1\r\nX-Injected: yes"),
+        (b"x-b", b"kept"),
+    )
+    forged = pack_answer(StoredAnswer(201, lines, b"forged"))
+    with database:
+        database.execute(
+            "update idempotent_record set result_payload = ? where idem_key = ?", (forged, key)
+        )
+    answer = on().post("/pay", key=key, body=BODY, run=key)
+    assert (answer.status, answer.body, answer.header("x-b")) == (201, b"forged", "kept")
+    assert (answer.header("set-cookie"), answer.header("x-injected")) == (None, None)
     assert folder.runs(key) == 1
 
 

@@ -19,6 +19,7 @@ from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.integration import AsyncExchange, AsyncIntegration, Background
 from semel.aio import AsyncIdempotency
 from semel.core.decide import UnstoredResponse
+from semel.errors import ConfigError
 from semel.http.options import MiddlewareOptions
 from semel.http.requests import Headers, Request
 from semel.http.rules import Rejected
@@ -72,15 +73,16 @@ class IdempotencyMiddleware:
             return
         rules = None
         if scope["type"] == "http" and PROTECTED not in scope:
-            rules = self._integration.routing.find(
-                scope["method"], scope["path"], scope.get("root_path", "")
-            )
+            # FastAPI puts its own root in the scope; its router takes paths with it and without.
+            root = getattr(self.app, "root_path", "") or scope.get("root_path", "")
+            rules = self._integration.routing.find(scope["method"], scope["path"], root)
         if rules is None:
             await self.app(scope, receive, send)
             return
-        body = Body(receive, rules.max_body)
+        request = request_of(scope)
+        body = Body(receive, rules.max_body, request.headers)
         try:
-            begun = await self._integration.begin(rules, request_of(scope), body.read)
+            begun = await self._integration.begin(rules, request, body.read)
         except ClientGone:
             return
         if begun is None:
@@ -179,6 +181,7 @@ class Body(Struct, eq=False):
 
     _receive: Receive
     _limit: int
+    _headers: Headers
     _content: bytes | None = None
 
     async def read(self) -> bytes:
@@ -197,11 +200,19 @@ class Body(Struct, eq=False):
             if size + len(chunk) > self._limit or empty > _EMPTY_AT_MOST + size:
                 raise Rejected("body_too_large")
             if not more and not gathered:  # most are one message, which need not be copied
-                self._content = bytes(chunk)
-                return self._content
+                return self._kept(bytes(chunk))
             gathered += chunk
-        self._content = bytes(gathered)
-        return self._content
+        return self._kept(bytes(gathered))
+
+    def _kept(self, content: bytes) -> bytes:
+        if not content and self._headers.get("content-length", "").strip("0"):
+            # Starlette's BaseHTTPMiddleware shows an empty body then, and all would be the same.
+            raise ConfigError(
+                "a middleware around the application has read the body and kept none of it: read "
+                "it there by await request.body(), which keeps it, not by form() or stream()"
+            )
+        self._content = content
+        return content
 
     def taken(self) -> Message | None:
         """Return the body that was read, once: a large one is not kept longer than needed."""

@@ -246,6 +246,7 @@ _DOCUMENTED: Final = (
     "duplicate_request",
     "outcome_unknown",
     "body_too_large",
+    "unsupported_media_type",
     "payload_mismatch",
     "store_error",
 )
@@ -336,8 +337,10 @@ def _answers(choices: Choices) -> dict[int, str]:
     """Return the statuses of our answers, each with its titles."""
     titles: dict[int, list[str]] = {}
     for code in _DOCUMENTED:
-        if (code == "key_missing" and not choices.required) or (
-            code == "identity_missing" and choices.tenant is None
+        if (
+            (code == "key_missing" and not choices.required)
+            or (code == "identity_missing" and choices.tenant is None)
+            or (code == "unsupported_media_type" and not choices.reads_fields)
         ):
             continue
         words, known = choices.problems.get(code, {}), PROBLEMS[code]

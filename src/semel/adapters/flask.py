@@ -34,6 +34,7 @@ from semel.core.optional import Needed
 from semel.errors import ConfigError
 from semel.http.options import IntegrationOptions, MiddlewareOptions, PathOptions, chosen
 from semel.http.requests import (
+    FORMS,
     HeaderLine,
     Headers,
     Request,
@@ -54,7 +55,6 @@ __all__ = ["Idempotent"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 _ADDRESSES: Final = frozenset({"location", "content-location"})
 _HANDLED: Final = "semel.handled"
 """Is in the environ of a request whose error has its answer: the error, and the answer."""
@@ -337,7 +337,7 @@ class Body:
         self._untouched = "stream" not in known
         self._cached = "_cached_data" in known
         self._parsed = "form" in known
-        self._form = "form" in known and this.mimetype in _FORMS and not this.get_data()
+        self._form = "form" in known and this.mimetype in FORMS and not this.get_data()
         lines = wsgi.header_lines(environ)
         self.request = Request(
             request.method,

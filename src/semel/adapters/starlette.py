@@ -59,7 +59,7 @@ from semel.core.optional import Needed, inside
 from semel.errors import ConfigError
 from semel.http import requests
 from semel.http.options import IntegrationOptions
-from semel.http.requests import Upload, form_bytes, without_boundary
+from semel.http.requests import FORMS, Upload, form_bytes, without_boundary
 from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import UNPROTECTED, Answer, is_event_stream
 from semel.stores.batching import running_loop
@@ -559,7 +559,9 @@ class Body:
     def __init__(self, request: Request, limit: int) -> None:
         self._request, self._limit = request, limit
         self._parts = vars(request)  # what was read or parsed of its body is not public
-        self._form = self._parts["_form"]
+        # The bytes, wherever they are there: of what is no form, the framework makes an empty one.
+        self._consumed = self._parts["_stream_consumed"] and "_body" not in self._parts
+        self._form: Any = self._parts["_form"] if self._consumed and _is_form(request) else None
         scope = request.scope
         lines: list[requests.HeaderLine] = scope["headers"]
         self.request = requests.Request(
@@ -574,9 +576,16 @@ class Body:
         """Return the body; if it had not been read yet, it is kept for the endpoint."""
         if self._form is not None:
             return await self._form_bytes()
-        if "_body" not in self._parts and not self._parts["_stream_consumed"]:
+        if self._consumed:
+            raise ConfigError(
+                "the body was read by request.stream() before the endpoint: read it by "
+                "await request.body(), which keeps it"
+            )
+        if "_body" not in self._parts:
             try:
-                self._parts["_body"] = await asgi.Body(self._parts["_receive"], self._limit).read()
+                self._parts["_body"] = await asgi.Body(
+                    self._parts["_receive"], self._limit, self.request.headers
+                ).read()
             except asgi.ClientGone:
                 raise Rejected("body_incomplete") from None
         body = await self._request.body()
@@ -591,6 +600,11 @@ class Body:
         fields = [(name, value) for name, value in items if isinstance(value, str)]
         files = [(name, value) for name, value in items if not isinstance(value, str)]
         return form_bytes(fields, [await _upload(name, file) for name, file in files])
+
+
+def _is_form(request: Request) -> bool:
+    written = request.headers.get("content-type", "")
+    return written.partition(";")[0].strip().lower() in FORMS
 
 
 def _size(value: Any) -> int:

@@ -41,7 +41,7 @@ SEARCH_SECONDS = 2.0
 
 _DIGEST = re.compile("[0-9a-f]{32}", re.IGNORECASE)
 _NAMED_DIGEST = re.compile(
-    rf"""(?:{INSTANCE}|key_digest["']?\s*[=:]?\s*["']?)([0-9a-f]{{32}})(?![0-9a-f])""",
+    rf"""(?:{INSTANCE}|key_digest["']?\s*(?:[=:]\s*)?["']?)([0-9a-f]{{32}})(?![0-9a-f])""",
     re.IGNORECASE,
 )
 """A key digest in a problem, a log line or the output of a command."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
+from functools import partial
+from operator import eq
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast, get_args
 
 from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, seconds
 from semel.errors import ConfigError, InvalidKey
 from semel.http.problems import Wording, checked_wordings
-from semel.http.requests import Request
+from semel.http.requests import HEADER_NAME, BodyFormat, Request
 from semel.http.storing import StoredRule, StoredStatuses, check_function
 
 PathPattern: TypeAlias = str | re.Pattern[str]
@@ -26,7 +28,7 @@ Payload: TypeAlias = Sequence[str] | Callable[[Request, bytes], object]
 MIB: Final = 1024 * 1024
 SOURCES: Final[tuple[KeySource, ...]] = ("header", "query", "field", "function")
 CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FORMATS: Final = get_args(BodyFormat)
 _NEVER_INTERCEPTED: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 
 
@@ -45,6 +47,7 @@ class IntegrationOptions(TypedDict, total=False):
     tenant: Tenant | None
     separate_routes: bool
     payload: Payload | None
+    format: BodyFormat
     secret: bytes | None
     policy: Policy | None
     wait: Duration
@@ -87,6 +90,7 @@ class Choices:
         tenant: Tenant | None = None,
         separate_routes: bool = False,
         payload: Payload | None = None,
+        format: BodyFormat = "json",  # noqa: A002 - the option's name
         secret: bytes | None = None,
         policy: Policy | None = None,
         wait: Duration = 0,
@@ -110,6 +114,7 @@ class Choices:
         self.scope = check_scope(scope)
         self.tenant = check_function("tenant", tenant)
         self.payload = _payload(payload)
+        self.format: BodyFormat = _format(format)
         self.secret = check_secret(secret)
         self.policy = check_policy(policy)
         self.wait = seconds("wait", wait, zero=True)
@@ -125,6 +130,11 @@ class Choices:
         self.problems = checked_wordings(problems or {})
         if not any((self.header, self.query, self.field, self.key)):
             raise ConfigError("a key comes from header, query, field or key: all of them are None")
+
+    @property
+    def reads_fields(self) -> bool:
+        """Whether fields are looked for in the body, which then has one format."""
+        return self.field is not None or isinstance(self.payload, tuple)
 
 
 def chosen(options: Mapping[str, Any]) -> Choices:
@@ -152,7 +162,22 @@ def path_matcher(pattern: PathPattern) -> Callable[[str], object]:
         raise ConfigError(
             f"a path pattern begins with / or *, or is a compiled one; got {pattern!r}"
         )
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
+    first, *rest = pattern.split("*")
+    return partial(_matches, first, rest) if rest else partial(eq, pattern)
+
+
+def _matches(first: str, rest: Sequence[str], path: str) -> bool:
+    """Match texts with anything between them, each at its first place: no search is repeated."""
+    *middle, last = rest
+    start, end = len(first), len(path) - len(last)
+    if start > end or not path.startswith(first) or not path.endswith(last):
+        return False
+    for text in middle:
+        found = path.find(text, start, end)
+        if found < 0:
+            return False
+        start = found + len(text)
+    return True
 
 
 def _order(order: Sequence[KeySource]) -> tuple[KeySource, ...]:
@@ -177,6 +202,12 @@ def _payload(payload: Any) -> Any:
     if not fields or not all(isinstance(field, str) and field for field in fields):
         raise ConfigError("payload must be fields of the body, such as ['amount'], or a function")
     return fields
+
+
+def _format(given: Any) -> BodyFormat:
+    if given not in _FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(_FORMATS)}; got {given!r}")
+    return cast("BodyFormat", given)
 
 
 # --- checks of single options --------------------------------------------------------------------
@@ -225,7 +256,7 @@ def check_flag(name: str, value: object) -> bool:
 
 def check_header_name(option: str, value: object) -> str:
     """Reject what cannot be the name of a header."""
-    if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
+    if not isinstance(value, str) or HEADER_NAME.fullmatch(value) is None:
         raise ConfigError(f"{option} must be the name of a header; got {value!r}")
     return value
 

@@ -57,6 +57,10 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
     "body_incomplete": Problem(
         400, "Body unreadable", "The body is not what the headers say of it."
     ),
+    "unsupported_media_type": Problem(
+        415, "Content type not supported", "The body must have another content type here."
+    ),
+    "invalid_path": Problem(400, "Path invalid", "The path has control characters."),
     "concurrent_request": Problem(
         409, "Request in progress", "A request with this key is being processed.", retry=True
     ),

@@ -19,7 +19,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, overload
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, overload
 from urllib.parse import parse_qs, quote, urlencode
 
 import msgspec
@@ -30,7 +30,14 @@ from semel.core.records import FINGERPRINT_BYTES
 from semel.errors import InvalidKey
 
 HeaderLine: TypeAlias = tuple[bytes, bytes]
+BodyFormat: TypeAlias = Literal["json", "form"]
+"""In what fields are looked for: JSON, or a urlencoded form."""
 Default = TypeVar("Default")
+
+
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+"""What a header line may have: no line ends, and no other control characters but the tab."""
 
 
 class Headers:
@@ -292,9 +299,9 @@ def key_in_query(name: str, request: Request, _: object) -> str | None:
     return check_key(values[0])
 
 
-def key_in_field(path: str, request: Request, body: bytes) -> str:
+def key_in_field(path: str, document: object) -> str:
     """Read a key from a field; a body without it is an error, never a silent fallback."""
-    value = field_of(document_of(request, body), path)
+    value = field_of(document, path)
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
@@ -315,14 +322,14 @@ def key_by_function(
 # --- fingerprints --------------------------------------------------------------------------------
 
 
+_CONTENT_TYPE: Final = b"content-type"
 _JSON: Final = b"application/json"
-_MEDIA_PARAMETERS: Final = rb'((?:\s*;\s*[\w-]+=(?:[^\s;,"]+|"[^"\\]*"))*)'
-_BOUNDARY: Final = rb'\s*;\s*boundary=(?:"([!#-\[\]-~]+)"|([!#-+\--:<-\[\]-~]+))'
+_LONGEST_TYPE: Final = 1024
+"""The longest content type that is parsed, in bytes; a longer one is compared as it is."""
+_MULTIPART: Final = re.compile(rb'multipart/[^\s;,"]+', re.IGNORECASE)
+_MEDIA_PARAMETER: Final = re.compile(rb'\s*;\s*([\w-]+)=("[^"\\]*"|[^\s;,"]+)')
+_BOUNDARY: Final = re.compile(rb'"([!#-\[\]-~]+)"|([!#-+\--:<-\[\]-~]+)')
 """Visible characters without quotes and backslashes; without quotes around it, no separators."""
-_MULTIPART: Final = re.compile(
-    rb'(multipart/[^\s;,"]+)' + _MEDIA_PARAMETERS + _BOUNDARY + _MEDIA_PARAMETERS + rb"\s*",
-    re.IGNORECASE,
-)
 _NEW_LINE: Final = b"\r\n"
 _LAST: Final = (b"--", b"--\r\n")
 """How a multipart body ends as a rule."""
@@ -330,7 +337,7 @@ _LAST: Final = (b"--", b"--\r\n")
 
 def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> bytes:
     """Digest a request to 16 bytes; with a secret, nobody else can compute or guess it."""
-    types = request.headers.values(b"content-type")
+    types = request.headers.values(_CONTENT_TYPE)
     content_type = b", ".join(types)  # a second one may be the one that the application reads
     return digest((*method_and_path(request), request.query, *content(content_type, body)), secret)
 
@@ -363,7 +370,7 @@ def content(content_type: bytes, body: bytes) -> list[bytes]:
     media_type = content_type
     if content_type != _JSON:  # most are just that, and need no look inside
         media_type = content_type.partition(b";")[0].strip().lower()
-    if media_type == _JSON or media_type.endswith(b"+json"):
+    if _is_json(media_type):
         try:
             return [media_type, _encode(_decode(body))]
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -372,6 +379,10 @@ def content(content_type: bytes, body: bytes) -> list[bytes]:
     if media_type.startswith(b"multipart/"):
         return _multipart(content_type.strip(), body)
     return [content_type.strip().lower(), body]
+
+
+def _is_json(media_type: bytes) -> bool:
+    return media_type == _JSON or media_type.endswith(b"+json")
 
 
 def as_written(number: str) -> msgspec.Raw:
@@ -388,16 +399,38 @@ def _multipart(content_type: bytes, body: bytes) -> list[bytes]:
 
     If not, only the same bytes with the same content type are the same.
     """
-    written = _MULTIPART.fullmatch(content_type)
-    pieces = None if written is None else _pieces(body, written[3] or written[4])
-    if written is None or pieces is None or b"boundary" in (written[2] + written[5]).lower():
+    kind, boundary = _multipart_type(content_type)
+    pieces = None if boundary is None else _pieces(body, boundary)
+    if pieces is None:
         # The mark tells it from a body of one part, which begins with a new line.
         return [content_type, b"raw", body] if body.startswith(_NEW_LINE) else [content_type, body]
-    kind = written[1].lower() + written[2] + written[5]
     before, *parts, after = pieces
-    if before or after not in _LAST or kind != written[1].lower():
+    if before or after not in _LAST or b";" in kind:
         return [kind + b"; boundary", *pieces]
     return [kind, *parts]
+
+
+def _multipart_type(content_type: bytes) -> tuple[bytes, bytes | None]:
+    """Return a multipart type without its boundary, and the boundary; None = it has no clear one.
+
+    One parameter after the other, each read once: a pattern over all of them would try every one as
+    the boundary, and a client chooses how many there are.
+    """
+    kind = _MULTIPART.match(content_type)
+    if kind is None or len(content_type) > _LONGEST_TYPE:
+        return content_type, None
+    end, boundaries, others = kind.end(), [], []
+    while (parameter := _MEDIA_PARAMETER.match(content_type, end)) is not None:
+        end = parameter.end()
+        if parameter[1].lower() == b"boundary":
+            boundaries.append(_BOUNDARY.fullmatch(parameter[2]))
+        else:
+            others.append(parameter[0])
+    rest = b"".join(others)
+    written = boundaries[0] if len(boundaries) == 1 else None
+    if written is None or content_type[end:].strip() or b"boundary" in rest.lower():
+        return content_type, None
+    return kind[0].lower() + rest, written[1] or written[2]
 
 
 def _pieces(body: bytes, boundary: bytes) -> list[bytes] | None:
@@ -418,7 +451,7 @@ def _pieces(body: bytes, boundary: bytes) -> list[bytes] | None:
 MISSING: Final = object()
 _FIELDS: Final = 10_000
 """The most fields of a form that are read; a real form has fewer."""
-_FORM: Final = "application/x-www-form-urlencoded"
+_FORM: Final = b"application/x-www-form-urlencoded"
 
 
 def field_of(document: object, path: str) -> object:
@@ -434,18 +467,30 @@ def field_of(document: object, path: str) -> object:
     return value
 
 
-def document_of(request: Request, body: bytes) -> object:
-    """Read a body of JSON or of a form; `MISSING` if it is neither. Fractions stay as written."""
-    media_type = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
+def is_of_format(request: Request, body_format: BodyFormat) -> bool:
+    """Return whether a request says, once, that its body has this format."""
+    types = request.headers.values(_CONTENT_TYPE)
+    if len(types) != 1:
+        return False
+    media_type = types[0].partition(b";")[0].strip().lower()
+    return media_type == _FORM if body_format == "form" else _is_json(media_type)
+
+
+def document_of(body: bytes, body_format: BodyFormat) -> object:
+    """Read a body of this format; `MISSING` if it has another one. Fractions stay as written."""
     try:
-        if media_type == _FORM:
-            fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_FIELDS)
-            return {
-                name: values[0] if len(values) == 1 else values for name, values in fields.items()
-            }
-        return _decode(body)
+        return _decode(body) if body_format == "json" else _form(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
         return MISSING
+
+
+def _form(body: bytes) -> object:
+    if b";" in body:
+        return MISSING  # Some parsers end a field there, and no browser sends one unescaped.
+    fields = parse_qs(
+        body.decode(), keep_blank_values=True, max_num_fields=_FIELDS, errors="strict"
+    )
+    return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
 
 
 # --- forms that were parsed before us ------------------------------------------------------------
@@ -455,6 +500,10 @@ def document_of(request: Request, body: bytes) -> object:
 # content type is compared without its parameters.
 
 
+FORMS: Final = ("multipart/form-data", _FORM.decode())
+"""The types of bodies that frameworks parse as forms; of any other they make an empty one."""
+
+
 class Upload(NamedTuple):
     """A file of a form."""
 
@@ -462,9 +511,6 @@ class Upload(NamedTuple):
     filename: str
     content_type: str
     content: bytes
-
-
-_CONTENT_TYPE: Final = b"content-type"
 
 
 def upload_of(name: str, filename: str | None, content_type: str | None, file: Any) -> Upload:

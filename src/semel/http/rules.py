@@ -7,6 +7,7 @@ own way. `Routing` finds the rules of a request by its method and its path.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -42,6 +43,7 @@ from semel.http.options import (
 from semel.http.problems import log_failure, problem, problem_of
 from semel.http.requests import (
     MISSING,
+    BodyFormat,
     HeaderLine,
     Request,
     check_form,
@@ -49,6 +51,7 @@ from semel.http.requests import (
     document_of,
     field_of,
     fingerprint,
+    is_of_format,
     key_by_function,
     key_in_field,
     key_in_header,
@@ -88,6 +91,8 @@ _REMEMBERED: Final = 1024
 """How many paths have their rules remembered; an application may have endlessly many."""
 _LONGEST: Final = 256
 """The longest path that is remembered, in characters; a client may send one of any length."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _LAYERS: Final = 16
 """How many leading parts of a root may be layers; a proxy may let a client write the root."""
@@ -194,13 +199,16 @@ class RouteRules:
     def fingerprint(self, request: Request, body: bytes) -> bytes:
         """Digest what the application compares: the whole request, or method, path and its choice.
 
-        A body in which no fields can be looked for is compared as a whole: else all such bodies
-        would be the same.
+        A body without fields, though its content type says otherwise, is compared as a whole: else
+        all such bodies would be the same.
         """
         payload, secret = self.choices.payload, self.choices.secret
         if callable(payload):
             said = [payload_fingerprint(payload(request, body))]
-        elif payload is None or (document := document_of(request, body)) is MISSING:
+        elif (
+            payload is None
+            or (document := _document(self.choices.format, request, body)) is MISSING
+        ):
             return fingerprint(request, body, secret)
         else:
             values = (field_of(document, path) for path in payload)
@@ -233,16 +241,18 @@ class RouteRules:
             stored = unpack_answer(value)
         except SerializationError as error:
             raise about(ResultUnavailable(str(error)), identity) from error
+        # Once more, as other programs can write to a store: no cookie and no line end is sent.
+        lines = kept_lines(stored.headers, self._forbidden)
         if stored.body is None:
             return problem(
                 "result_omitted",
                 self.choices.problems,
                 status=stored.status,
                 # Also without its body, an answer says where the result is: a redirect has to.
-                lines=(*location_of(stored.headers), (self._marker, b"true")),
+                lines=(*location_of(lines), (self._marker, b"true")),
                 key_digest=identity.key_digest,
             )
-        return replay(stored, self._marker)
+        return replay(Answer(stored.status, lines, stored.body), self._marker)
 
     # --- after the handler -------------------------------------------------------------------
 
@@ -299,10 +309,24 @@ def sources_of(choices: Choices) -> tuple[tuple[bool, Callable[[Request, Any], s
     if query is not None:
         sources["query"] = False, partial(key_in_query, query)
     if field is not None:
-        sources["field"] = True, partial(key_in_field, field)
+        sources["field"] = True, partial(_key_in_field, choices.format, field)
     if function is not None:
         sources["function"] = True, partial(key_by_function, function)
     return tuple(sources[name] for name in choices.order if name in sources)
+
+
+def _key_in_field(body_format: BodyFormat, path: str, request: Request, body: bytes) -> str:
+    return key_in_field(path, _document(body_format, request, body))
+
+
+def _document(body_format: BodyFormat, request: Request, body: bytes) -> object:
+    """Read what fields are looked for in: one format alone, whatever the client says that it sends.
+
+    Else the client would choose in which of two readings of its body the application's field is.
+    """
+    if not is_of_format(request, body_format):
+        raise Rejected("unsupported_media_type")
+    return document_of(body, body_format)
 
 
 def known_tenant(tenant: object) -> str:
@@ -400,6 +424,10 @@ class Routing:
             )
         ]
         self._default = RouteRules(chosen(options), resolved, key_pattern)
+        self._invalid: RouteRules | None = None
+        """The rules of paths that are rejected; None = all paths are treated alike."""
+        if self._include is not None or self._exclude or self._of_routes:
+            self._invalid = _InvalidPath(chosen(options), resolved, key_pattern)
         all_rules = [self._default, *(rules for _, rules in self._of_routes)]
         self._methods = frozenset(method for rules in all_rules for method in rules.choices.methods)
         self._known: dict[tuple[str, str, str], RouteRules | None] = {}
@@ -414,20 +442,29 @@ class Routing:
             return self._known[method, path, root]
         except KeyError:
             paths = _views(root.rstrip("/"), path)
-            rules = self._find(method.upper(), paths)
+            rules = self._find(method.upper(), paths, root)
         if self._unmatched and method.upper() in self._methods:
             self._watch(paths)  # each of the first requests: none is remembered yet
         elif len(self._known) < _REMEMBERED and len(method) + len(path) + len(root) <= _LONGEST:
             self._known[method, path, root] = rules
         return rules
 
-    def _find(self, method: str, paths: tuple[str, ...]) -> RouteRules | None:
-        if self._include is not None and not _any(self._include, paths):
+    def _find(self, method: str, paths: tuple[str, ...], root: str) -> RouteRules | None:
+        if self._invalid is not None and _CONTROL.search(paths[0]) is not None:
+            return self._invalid if method in self._methods else None
+        spelled = _spellings(root, paths)
+        if self._include is not None and not _any(self._include, spelled):
             return None
-        if _any(self._exclude, paths):
+        if _any(self._exclude, paths):  # as it is: another spelling of it is protected
             return None
         rules = next(
-            (rules for matcher, rules in self._of_routes if _any([matcher], paths)), self._default
+            (
+                rules
+                for spellings in (paths, spelled)
+                for matcher, rules in self._of_routes
+                if _any([matcher], spellings)
+            ),
+            self._default,
         )
         return rules if method in rules.choices.methods else None
 
@@ -446,6 +483,21 @@ class Routing:
                     name,
                     WATCHED,
                 )
+
+
+class _InvalidPath(RouteRules):
+    """Rejects a path with control characters, as patterns and routers read it differently.
+
+    `/pay` and a new line is `/pay` to a router whose own patterns end with `$`.
+    """
+
+    def may_have_key(self, request: Request) -> bool:  # noqa: ARG002
+        """Return True: every such request is rejected."""
+        return True
+
+    def identify(self, request: Request) -> Waiting:  # noqa: ARG002
+        """Reject the request."""
+        raise Rejected("invalid_path")
 
 
 def _matchers(option: str, patterns: Sequence[PathPattern]) -> list[Matcher]:
@@ -475,6 +527,17 @@ def _views(root: str, path: str) -> tuple[str, ...]:
     rests = (rest,) if found in {root, roots[0]} else (path, rest)
     views = (f"{each}{below}" or "/" for below in rests for each in (*roots, ""))
     return tuple(dict.fromkeys((path, *views)))
+
+
+def _spellings(root: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Add what routers make of a path, so that another spelling of it is protected as well.
+
+    Flask and Litestar merge slashes at its beginning, Litestar everywhere and at its end, Flask
+    there on request. For Litestar and for gunicorn the path begins wherever the root ends.
+    """
+    below = paths[0].split(root, 1)[-1:] if root else []
+    plain = ["/" + "/".join(filter(None, path.split("/"))) for path in (*paths, *below)]
+    return (*paths, *plain, *(f"{path}/" for path in plain))
 
 
 def _any(matchers: Sequence[Matcher], paths: tuple[str, ...]) -> bool:

@@ -16,10 +16,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from semel.core.stored_answers import StoredAnswer
 from semel.errors import ConfigError
 from semel.events import logger
-from semel.http.requests import HeaderLine, Headers
+from semel.http.requests import HEADER_NAME, HEADER_VALUE, HeaderLine, Headers
 
 Decision: TypeAlias = Literal["store", "forget", "unknown", "failure"]
 """What becomes of the key: stored, free again, parked, or what the policy says of failures."""
@@ -198,14 +197,14 @@ def is_event_stream(lines: Iterable[HeaderLine]) -> bool:
 def kept_lines(
     lines: Iterable[HeaderLine], also_forbidden: frozenset[bytes]
 ) -> tuple[HeaderLine, ...]:
-    """Leave out the header lines that may not be stored."""
+    """Leave out the header lines that may neither be stored nor replayed."""
     kept: list[HeaderLine] = []
     of_connection: set[bytes] = set()
     for line in lines:
         name = line[0].lower()
         if name == b"connection":  # it names others, which belong to the connection as well
             of_connection |= {each.strip().lower() for each in line[1].split(b",")}
-        elif name not in also_forbidden and not _is_forbidden(name):
+        elif name not in also_forbidden and not _is_forbidden(name) and _is_value(line[1]):
             kept.append(line)
     if of_connection:
         kept = [line for line in kept if line[0].lower() not in of_connection]
@@ -221,20 +220,24 @@ def location_of(lines: Iterable[HeaderLine]) -> list[HeaderLine]:
 def _is_forbidden(name: bytes) -> bool:
     name = name.replace(b"_", b"-")  # some applications write them so
     return (
-        name in _FORBIDDEN
+        HEADER_NAME.fullmatch(name.decode("latin-1")) is None
+        or name in _FORBIDDEN
         or name.startswith(_FORBIDDEN_BEGINNINGS)
         or any(part in name for part in _FORBIDDEN_PARTS)
     )
 
 
-def replay(stored: StoredAnswer, marker: bytes) -> Answer:
-    """Make the answer that a duplicate gets."""
-    body = b"" if stored.body is None else stored.body
+def _is_value(value: bytes) -> bool:
+    return HEADER_VALUE.fullmatch(value.decode("latin-1")) is not None
+
+
+def replay(stored: Answer, marker: bytes) -> Answer:
+    """Make the answer that a duplicate gets, of what was stored and may be sent."""
     mark = (marker, b"true")
     if not has_body(stored.status):
-        return Answer(stored.status, (*stored.headers, mark), body)
-    length = (b"content-length", b"%d" % len(body))
-    return Answer(stored.status, (*stored.headers, length, mark), body)
+        return Answer(stored.status, (*stored.headers, mark), stored.body)
+    length = (b"content-length", b"%d" % len(stored.body))
+    return Answer(stored.status, (*stored.headers, length, mark), stored.body)
 
 
 def has_body(status: int) -> bool:

@@ -9,7 +9,6 @@ callers then get a value of the same type.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
@@ -63,6 +62,7 @@ from semel.core.stored_answers import (
     unpack_message,
 )
 from semel.errors import ConfigError
+from semel.http.requests import HEADER_NAME, HEADER_VALUE
 from semel.http.storing import NEVER, has_body, kept_lines
 
 # --- answers -------------------------------------------------------------------------------------
@@ -108,8 +108,6 @@ class GrpcAnswer(Struct, frozen=True):
     details: str = ""
 
 
-_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _COMPLETE: Final = range(200, 600)
 _MARKER: Final = frozenset({b"idempotent-replayed"})
 
@@ -149,9 +147,9 @@ def _is_pair(given: object) -> bool:
 
 
 def _line(name: str, value: str) -> tuple[bytes, bytes]:
-    if _NAME.fullmatch(name) is None:
+    if HEADER_NAME.fullmatch(name) is None:
         raise ConfigError(f"{name!r} is not the name of a header")
-    if _VALUE.fullmatch(value) is None:
+    if HEADER_VALUE.fullmatch(value) is None:
         raise ConfigError(
             f"the header {name} must be one line of printable characters of Latin-1; got {value!r}"
         )

@@ -41,6 +41,7 @@ from semel.adapters.wsgi import content_length, header_lines, is_chunked, up_to
 from semel.core.optional import have
 from semel.errors import ConfigError
 from semel.http.requests import (
+    FORMS,
     HeaderLine,
     Headers,
     Request,
@@ -50,8 +51,6 @@ from semel.http.requests import (
 )
 from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import UNPROTECTED, Answer
-
-_FORMS: Final = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 def inner(request: Any) -> Any:
@@ -132,7 +131,7 @@ class Body:
     def _written_again(self) -> bytes:
         """Write what was parsed before us, by Django or by REST framework."""
         request, given = self._request, self._given
-        if request.content_type in _FORMS and hasattr(request, "_files"):
+        if request.content_type in FORMS and hasattr(request, "_files"):
             fields = _pairs(request.POST)
             uploads = [
                 upload_of(name, file.name, file.content_type, file)

@@ -28,7 +28,7 @@ DRIVER_ERRORS = (driver.RedisError, driver.RedisClusterException, OSError)
 """Everything redis-py raises; RedisClusterException is not a RedisError."""
 
 _COMMAND = re.compile(r",? with args beginning with:.*", re.DOTALL)
-_OUR_SCRIPTS = re.compile(r"SEMEL<(.*?)>")
+_OUR_SCRIPTS = re.compile(r"SEMEL<([^<>]*)>")
 _NOT_PERMITTED = re.compile(r"NOPERM|no permissions|can't run this command|can't access at least")
 _MISSING = re.compile(r"'([^']*)' command|\b(key|command|channel)")
 

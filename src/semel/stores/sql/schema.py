@@ -182,7 +182,7 @@ _COLUMNS: Final = (
 )
 
 _WORD = re.compile(rf"('?)\b{DEFAULT_TABLE}(\b|_)")
-_SWITCHED_OFF = re.compile(r"/\*(.*?)\*/")
+_SWITCHED_OFF = re.compile(r"/\*([^*]*)\*/")
 
 
 class PostgresSchema:
