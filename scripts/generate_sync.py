@@ -87,8 +87,10 @@ SHARED = {
         "Background",
         "Case",
         "OpenCases",
+        "Raised",
         "Report",
         "Unanswered",
+        "caught",
         "checked_resolvers",
         "consult",
     },
@@ -170,7 +172,7 @@ ONLY_TASKS = {
 OMITTED = {
     "adapters/consuming.py": {"AsyncRunning"},
     "adapters/integration.py": {"never_began"},
-    "repair/reconcile.py": {"AsyncBackground", "aio_consult"},
+    "repair/reconcile.py": {"AsyncBackground", "_ends_the_task", "aio_caught", "aio_consult"},
     "stores/sql/aio.py": {"_loop"},
     "transactions/links.py": {"aio_driver_connection"},
 }

@@ -834,6 +834,20 @@ async def test_a_large_answer_of_a_thread_whose_client_has_gone_is_read_to_its_e
     assert told == ["ran", 0, 1, 2]
 
 
+async def test_a_view_on_a_thread_that_finds_nothing_fails_as_any_other(sqlite_url):
+    """A StopIteration cannot leave a thread for a loop: its task would wait for ever."""
+
+    @idempotent
+    def pay(request):
+        return next(iter(()))
+
+    layers = {"MIDDLEWARE": [PLAIN_LAYER]}
+    async with served(project(sqlite_url, {"pay": pay}, **layers)), asyncio.timeout(PATIENCE):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await apost()
+    assert state(sqlite_url) is State.FAILED
+
+
 async def test_a_plain_view_that_is_called_on_the_loop_itself_runs_there(sqlite_url):
     """As by an async view, or by a test: nobody can cancel it, and its key must not stay locked."""
 

@@ -152,3 +152,12 @@ def test_closing_waits_for_handlers_whose_clients_have_gone(sqlite_url):
         assert is_stored(engine)
         assert engine.told(Ran)
         server.close()
+
+
+@pytest.mark.parametrize("kind", ["threads", "plain"])
+def test_a_plain_handler_that_finds_nothing_fails_as_any_other(serve, monkeypatch):
+    """A StopIteration cannot leave a thread for a loop: its task would wait for ever."""
+    monkeypatch.setattr(Shop, "_made", lambda *_: lambda *_: next(iter(())))
+    server, _, engine = serve()
+    assert server.client.pay("ok", "k").code is grpc.StatusCode.UNKNOWN
+    assert engine.peek("k", scope="grpc").state is State.FAILED
