@@ -262,6 +262,18 @@ def send_instead(response: Any, chunks: Any) -> None:
     closers.insert(0, closers.pop())
 
 
+def close_with(request: Any, chunks: Any) -> None:
+    """Close chunks, too, when the request is closed: a layer may have dropped their response."""
+    own = inner(request)
+    closing = own.close
+
+    def close() -> None:
+        chunks.close()
+        closing()
+
+    own.close = close
+
+
 def _parts(response: Any, chunks: list[bytes], limit: int) -> ResponseParts:
     fits = sum(map(len, chunks)) <= limit
     return ResponseParts(
