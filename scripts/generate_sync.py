@@ -57,6 +57,7 @@ SHARED = {
         "STUCK",
         "T",
         "Turns",
+        "UNSENT",
         "_LAST_REQUESTS",
         "aio_awaited",
         "awaited",

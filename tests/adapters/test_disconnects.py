@@ -74,8 +74,8 @@ class Answers:
         raise ValueError("broken off")
 
     def make(self, kind):
-        return FileResponse(self._file) if kind == "file" else StreamingResponse(
-            getattr(self, kind)()
+        return (
+            FileResponse(self._file) if kind == "file" else StreamingResponse(getattr(self, kind)())
         )
 
 

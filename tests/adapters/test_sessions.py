@@ -328,14 +328,15 @@ async def test_readers_that_do_not_read_keep_no_other_request_out(make_shop, sql
 
 @pytest.mark.parametrize("kind", ONE_OF_EACH, ids=str)
 @pytest.mark.parametrize(
-    ("key", "media_type", "max_response"),
+    "answer",
     [("k", None, 10), (None, None, 10), ("k", "text/event-stream", 100)],
     ids=["large", "without a key", "events"],
 )
 async def test_a_stream_cannot_use_its_session_after_the_commit(
-    make_shop, sqlite_url, kind, key, media_type, max_response, caplog
+    make_shop, sqlite_url, kind, answer
 ):
     """Nothing would end that transaction."""
+    key, media_type, max_response = answer
     pool = AsyncAdaptedQueuePool if kind.is_async else QueuePool
     shop, used = make_shop(sqlite_url, kind, poolclass=pool), []
 

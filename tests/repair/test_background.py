@@ -279,6 +279,12 @@ def test_a_resolver_that_exits_does_not_end_the_thread(caplog):
     assert "the resolver of left failed" in caplog.text
 
 
+async def resolved(store):
+    async with asyncio.timeout(PATIENCE):
+        while (await store.get(KEY)).state is not State.SUCCEEDED:  # noqa: ASYNC110 - it cannot tell
+            await asyncio.sleep(0.005)
+
+
 async def test_a_resolver_whose_own_task_was_canceled_does_not_end_the_reconciler(caplog):
     store, asked = AsyncMemoryStore(), []
 
@@ -295,8 +301,7 @@ async def test_a_resolver_whose_own_task_was_canceled_does_not_end_the_reconcile
         await until(lambda: asked)
         await store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
         await store.renew(KEY, OWNER, 0.0)
-        while (await store.get(KEY)).state is not State.SUCCEEDED:
-            await asyncio.sleep(0.005)
+        await resolved(store)
     assert "the resolver of left failed" in caplog.text
 
 
@@ -383,7 +388,6 @@ async def test_a_task_that_was_canceled_says_so_and_can_be_started_again(caplog)
     made.start()
     await store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
     await store.renew(KEY, OWNER, 0.0)
-    while (await store.get(KEY)).state is not State.SUCCEEDED:
-        await asyncio.sleep(0.005)
+    await resolved(store)
     made._background.running.cancel()
     await made.close()  # raises nothing: the log has it

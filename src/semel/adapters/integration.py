@@ -24,7 +24,7 @@ from semel.errors import ConfigError, IdempotencyError
 from semel.events import logger
 from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
-from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
+from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing, TenantCheck
 from semel.http.storing import Answer
 from semel.stores.batching import AsyncSlots, running_loop
 from semel.stores.thread_batching import Slots
@@ -61,6 +61,7 @@ class AsyncIntegration:
 
     def __init__(self, idempotency: AsyncIdempotency | str, options: dict[str, Any]) -> None:
         self.opened_here = isinstance(idempotency, str)
+        self.tenants = TenantCheck()
         self.engines = AsyncEngines(idempotency)
         self.engine = engine = self.engines.first
         self.routing = Routing(
@@ -86,8 +87,14 @@ class AsyncIntegration:
                 need = waiting.send(given)
                 given = await read() if need is BODY else await self.awaited(need)
         except StopIteration as end:
-            found: Operation | None = end.value
-        return None if found is None else Call(found.identity, found.fingerprint, rules.policy)
+            return self.call_of(rules, end.value)
+
+    def call_of(self, rules: RouteRules, found: Operation | None) -> Call | None:
+        """Return the call of the operation that a request was found to be."""
+        if found is None:
+            return None
+        self.tenants.check(rules.choices)
+        return Call(found.identity, found.fingerprint, rules.policy)
 
     async def begin(
         self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]

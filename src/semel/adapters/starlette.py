@@ -60,7 +60,7 @@ from semel.errors import ConfigError
 from semel.http import requests
 from semel.http.options import IntegrationOptions
 from semel.http.requests import Upload, form_bytes, without_boundary
-from semel.http.rules import Rejected, RouteRules
+from semel.http.rules import Rejected, RouteRules, TenantCheck
 from semel.http.storing import UNPROTECTED, Answer, is_event_stream
 from semel.stores.batching import running_loop
 from semel.sync import Idempotency
@@ -249,6 +249,7 @@ class _ThreadsIntegration(AsyncIntegration):
 
     def __init__(self, idempotency: Idempotency) -> None:
         self.opened_here = False
+        self.tenants = TenantCheck()
         self.engine = cast("AsyncIdempotency", idempotency)  # asked for its settings alone
 
 
@@ -557,7 +558,7 @@ def _waiting(response: Response, flow: Flow) -> Response:
     garbage collector would end them.
     """
     sent: Any = response
-    sent.__class__ = _waiting_kind(type(response))
+    sent.__class__ = _waiting_kind(sent.__class__)
     sent.semel_flow = flow
     return response
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
+from msgspec import UNSET, UnsetType
+
 from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, seconds
 from semel.errors import ConfigError, InvalidKey
@@ -84,7 +86,7 @@ class Choices:
         required: bool = False,
         methods: Sequence[str] = ("POST", "PATCH"),
         scope: str = "http",
-        tenant: Tenant | None = None,
+        tenant: Tenant | UnsetType | None = UNSET,
         separate_routes: bool = False,
         payload: Payload | None = None,
         secret: bytes | None = None,
@@ -108,7 +110,8 @@ class Choices:
         self.separate_routes = check_flag("separate_routes", separate_routes)
         self.methods = _methods(methods)
         self.scope = check_scope(scope)
-        self.tenant = check_function("tenant", tenant)
+        self.tenant_is_unset = tenant is UNSET
+        self.tenant = check_function("tenant", None if tenant is UNSET else tenant)
         self.payload = _payload(payload)
         self.secret = check_secret(secret)
         self.policy = check_policy(policy)

@@ -514,9 +514,9 @@ class AsyncBackground(ForkAware):
                 except TimeoutError:
                     continue
                 return
-        finally:
-            if not self.stopping.is_set():
-                logger.error("the reconciler's task ended; start() starts it again", exc_info=True)
+        except BaseException:
+            logger.exception("the reconciler's task ended; start() starts it again")
+            raise
 
 
 class Background(ForkAware):
@@ -559,11 +559,9 @@ class Background(ForkAware):
         try:
             while not self.stopping.wait(step(self.stopping.is_set)):
                 pass
-        finally:
-            if not self.stopping.is_set():
-                logger.error(
-                    "the reconciler's thread ended; start() starts it again", exc_info=True
-                )
+        except BaseException:
+            logger.exception("the reconciler's thread ended; start() starts it again")
+            raise
 
 
 async def aio_consult(resolver: Callable[[Record], object], record: Record) -> object:

@@ -135,7 +135,7 @@ class AsyncDjangoIntegration(AsyncIntegration):
         while True:
             ended, need = await step(waiting, given)
             if ended:
-                return None if need is None else Call(need.identity, need.fingerprint, rules.policy)
+                return self.call_of(rules, need)
             given = await read() if need is BODY else await self.awaited(need)
 
 
