@@ -228,7 +228,6 @@ async def awaited(request):
     return plain(request)
 
 
-@pytest.mark.parametrize("view", [plain, awaited])
 def raising_middleware(get_response):
     def layer(request):
         get_response(request)
@@ -265,6 +264,7 @@ def test_a_stream_that_a_layer_drops_is_read_to_its_end(sqlite_url, layer, statu
     assert sent == [0, 1, 2]
 
 
+@pytest.mark.parametrize("view", [plain, awaited])
 def test_an_async_stream_beyond_the_cap_reaches_its_first_caller_whole_on_threads(
     integration, view
 ):

@@ -603,7 +603,7 @@ class Plain(ast.NodeTransformer):
     def visit_Call(self, node):
         self.generic_visit(node)
         node.args = [each for each in node.args if ast.unparse(each) != "flow"]
-        if isinstance(node.func, ast.Call) and ast.unparse(node.func.func) == "sync_to_async":
+        if isinstance(node.func, ast.Call) and ast.unparse(node.func.func) == "in_thread":
             node.func = node.func.args[0]
         return node
 

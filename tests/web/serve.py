@@ -40,7 +40,7 @@ class Stack(Struct, frozen=True):
 def _on_uvicorn(app: Any, listening: socket.socket) -> None:
     import uvicorn
 
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, http="h11", log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -133,8 +133,8 @@ class AsyncExchange(Struct, eq=False):
     rules: RouteRules
     _call: Call
     _attempt: Attempt
-    _raw: object
-    """The framework's own request, to name its route in the log."""
+    raw: object
+    """The framework's own request."""
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -156,7 +156,7 @@ class AsyncExchange(Struct, eq=False):
         if decision != "store":
             self._leave()
             if decision == "forget":
-                self.rules.log_redirect(status, self._raw)
+                self.rules.log_redirect(status, self.raw)
             outcome = None if decision == "failure" else decision
             undone = UnstoredResponse(f"answered with {status}", outcome)
             await self.here.engine.internals.failed(self._call, self._attempt, undone)

@@ -263,9 +263,9 @@ def _plain(session: Any) -> Session:
     return plain
 
 
-def _refuse(session: Session, _: object) -> None:
-    """Refuse a transaction that nothing would end."""
-    session.close()  # else this transaction would be there, and the next use would not be refused
+def _reject_use(session: Session, _: object) -> None:
+    """Reject a transaction that nothing would end."""
+    session.close()  # else this transaction would be there, and the next use would not be rejected
     raise ConfigError(
         "a response used the session of its endpoint after the commit: the rest of a response that "
         "is larger than max_response, and every event stream, are made after it. Read what is "
@@ -513,7 +513,7 @@ class Work:
             )
         finally:
             if not self._choice.depends:
-                event.listen(_plain(self._session), "after_transaction_create", _refuse)
+                event.listen(_plain(self._session), "after_transaction_create", _reject_use)
             await self._place.aclose()  # how fast a client reads what is left is its own affair
 
     async def _explained(self, error: IdempotencyError) -> IdempotencyError:

@@ -110,8 +110,8 @@ class Exchange(Struct, eq=False):
     rules: RouteRules
     _call: Call
     _attempt: Attempt
-    _raw: object
-    """The framework's own request, to name its route in the log."""
+    raw: object
+    """The framework's own request."""
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -128,7 +128,7 @@ class Exchange(Struct, eq=False):
         if decision != "store":
             self._leave()
             if decision == "forget":
-                self.rules.log_redirect(status, self._raw)
+                self.rules.log_redirect(status, self.raw)
             outcome = None if decision == "failure" else decision
             undone = UnstoredResponse(f"answered with {status}", outcome)
             self.here.engine.internals.failed(self._call, self._attempt, undone)

@@ -204,7 +204,7 @@ def _run(claim: Claim, request: Any, view: Callable[[], Any]) -> Any:
                 _record_raised(claim.exchange, request, error)
             raise
         if claim.exchange is not None:
-            return _record(claim.exchange, response, request)
+            return _record(claim.exchange, response)
     except BaseException as error:
         if claim.exchange is not None and not claim.exchange.ended:
             claim.exchange.raised(error)
@@ -223,7 +223,7 @@ def _record_raised(exchange: Exchange, request: Any, error: Exception) -> None:
             send_for_error(error, request, response_of(instead))
 
 
-def _record(exchange: Exchange, response: Any, request: Any) -> Any:
+def _record(exchange: Exchange, response: Any) -> Any:
     """Save a response; a stream is read up to the limit before, and followed beyond it."""
     rules = exchange.rules
     response.headers.pop(rules.choices.replayed_header, None)
@@ -243,7 +243,7 @@ def _record(exchange: Exchange, response: Any, request: Any) -> Any:
             content = response.streaming_content
             streamed = StreamedAnswer(exchange, parts.status, parts.lines, content, None)
             send_instead(response, streamed)
-            close_with(request, streamed)
+            close_with(exchange.raw, streamed)
             return response
     except BaseException:
         response.close()
