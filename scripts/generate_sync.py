@@ -66,6 +66,7 @@ SHARED = {
         "STUCK",
         "T",
         "Turns",
+        "UNSENT",
         "_LAST_REQUESTS",
         "aio_awaited",
         "awaited",
@@ -96,8 +97,10 @@ SHARED = {
         "Background",
         "Case",
         "OpenCases",
+        "Raised",
         "Report",
         "Unanswered",
+        "caught",
         "checked_resolvers",
         "consult",
     },
@@ -179,7 +182,7 @@ ONLY_TASKS = {
 OMITTED = {
     "adapters/consuming.py": {"AsyncRunning"},
     "adapters/integration.py": {"never_began"},
-    "repair/reconcile.py": {"AsyncBackground", "aio_consult"},
+    "repair/reconcile.py": {"AsyncBackground", "_ends_the_task", "aio_caught", "aio_consult"},
     "stores/sql/aio.py": {"_loop"},
     "transactions/links.py": {"aio_driver_connection"},
 }

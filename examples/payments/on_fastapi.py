@@ -55,7 +55,8 @@ def create_app(place: Place) -> FastAPI:
     """Make the application."""
     app = FastAPI(title="Payments")
     book = Book(place.book)
-    idempotent = Idempotent(place.store, required=True, policy=Policy(ttl=3 * 86400))
+    # One client, the shop's own checkout, sends all requests: nobody else's keys can meet its own.
+    idempotent = Idempotent(place.store, tenant=None, required=True, policy=Policy(ttl=3 * 86400))
     idempotent.init_app(app)
 
     @app.post("/payments", status_code=201, responses=UNREADABLE)

@@ -32,7 +32,9 @@ async def served(
     bound.listen()
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     over = asyncio.Event()
-    run = _on_uvicorn if server == "uvicorn" else _on_hypercorn
+    run = _on_uvicorn if server.startswith("uvicorn") else _on_hypercorn
+    if server == "uvicorn-httptools":
+        config["http"] = "httptools"
     running = asyncio.create_task(run(app, bound, over, **config))
     options = H2 if server == "hypercorn-h2" else {}
     try:
@@ -61,8 +63,8 @@ class _Uvicorn(uvicorn.Server):
 
 
 async def _on_uvicorn(app: Any, bound: socket.socket, over: asyncio.Event, **more: Any) -> None:
-    fixed = {"lifespan": "on", "log_config": None, "ws": "none", "http": "h11"}
-    config = uvicorn.Config(app, timeout_graceful_shutdown=2, **fixed, **more)
+    fixed = {"lifespan": "on", "log_config": None, "ws": "none"}
+    config = uvicorn.Config(app, timeout_graceful_shutdown=2, **fixed, **{"http": "h11", **more})
     await _Uvicorn(config, over)._serve([bound])
 
 

@@ -6,6 +6,7 @@ from adapters.django_project import MIDDLEWARE, given_to_middlewares, post, proj
 
 # That one told Django its settings, which other parts of it ask for.
 # isort: split
+import gc
 import io
 import itertools
 import logging
@@ -225,6 +226,42 @@ def plain(request):
 
 async def awaited(request):
     return plain(request)
+
+
+def raising_middleware(get_response):
+    def layer(request):
+        get_response(request)
+        raise LookupError
+
+    return layer
+
+
+def replacing_middleware(get_response):
+    def layer(request):
+        get_response(request)
+        return HttpResponse("another")
+
+    return layer
+
+
+@pytest.mark.parametrize(("layer", "status"), [("raising", 500), ("replacing", 200)])
+def test_a_stream_that_a_layer_drops_is_read_to_its_end(sqlite_url, layer, status):
+    """When the request is closed: the garbage collector may never run."""
+    sent = []
+    layers = [f"adapters.test_django.{layer}_middleware"]
+
+    @idempotent
+    def pay(request):
+        return StreamingHttpResponse(sent.append(each) or b"x" * 10 for each in range(3))
+
+    gc.disable()
+    try:
+        with project(sqlite_url, {"pay": pay}, MIDDLEWARE=layers, MAX_RESPONSE=12):
+            assert post().status_code == status
+            assert state(sqlite_url) is State.SUCCEEDED
+    finally:
+        gc.enable()
+    assert sent == [0, 1, 2]
 
 
 @pytest.mark.parametrize("view", [plain, awaited])

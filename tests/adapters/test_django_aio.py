@@ -603,7 +603,7 @@ class Plain(ast.NodeTransformer):
     def visit_Call(self, node):
         self.generic_visit(node)
         node.args = [each for each in node.args if ast.unparse(each) != "flow"]
-        if isinstance(node.func, ast.Call) and ast.unparse(node.func.func) == "sync_to_async":
+        if isinstance(node.func, ast.Call) and ast.unparse(node.func.func) == "in_thread":
             node.func = node.func.args[0]
         return node
 
@@ -832,6 +832,19 @@ async def test_a_large_answer_of_a_thread_whose_client_has_gone_is_read_to_its_e
         await left(told)
         assert (await apost()).json()["code"] == "result_omitted"
     assert told == ["ran", 0, 1, 2]
+
+
+async def test_a_view_on_a_thread_that_finds_nothing_fails_as_any_other(sqlite_url):
+    """A StopIteration cannot leave a thread for a loop: its task would wait for ever."""
+
+    @idempotent
+    def pay(request):
+        return next(iter(()))
+
+    layers = {"MIDDLEWARE": [PLAIN_LAYER]}
+    async with served(project(sqlite_url, {"pay": pay}, **layers)), asyncio.timeout(PATIENCE):
+        assert (await apost()).status_code == 500
+    assert state(sqlite_url) is State.FAILED
 
 
 async def test_a_plain_view_that_is_called_on_the_loop_itself_runs_there(sqlite_url):

@@ -221,6 +221,25 @@ def test_events_free_the_key_after_the_commit(shop):
     assert shop.state() is State.FAILED
 
 
+def test_a_large_stream_that_breaks_off_after_its_rows_are_committed_does_not_run_again(shop):
+    """Else a retry would repeat the rows; the page says so."""
+
+    def breaking():
+        yield from [b"x" * 6] * 3
+        raise OSError("broken")
+
+    @idempotent
+    def pay(request):
+        shop.order()
+        return StreamingHttpResponse(breaking())
+
+    with shop.serving(pay, MAX_RESPONSE=10):
+        with pytest.raises(OSError, match="broken"):
+            post().getvalue()
+        assert post().json()["code"] == "result_omitted"
+    assert (shop.orders(), shop.runs) == (1, 1)
+
+
 @pytest.mark.parametrize("parent", ["NULL", 999])
 def test_a_large_stream_is_done_with_the_rows_of_its_view(shop, parent):
     @idempotent

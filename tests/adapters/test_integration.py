@@ -13,7 +13,13 @@ from semel import AsyncIdempotency, ConfigError, Idempotency, current_attempt
 from semel.adapters._sync.integration import Integration
 from semel.adapters.asgi import IdempotencyMiddleware
 from semel.adapters.fastapi import Idempotent
-from semel.adapters.integration import LARGE, LARGE_AT_ONCE, AsyncIntegration
+from semel.adapters.integration import (
+    LARGE,
+    LARGE_AT_ONCE,
+    AsyncIntegration,
+    Background,
+    Flow,
+)
 from semel.core.records import State
 from semel.http.requests import Headers, Request
 from semel.http.storing import Answer
@@ -121,3 +127,49 @@ async def test_a_decorated_endpoint_lets_a_protected_request_pass():
         first, second = await answered_twice(IdempotencyMiddleware(app, engine))
     assert (first.json(), second.json()) == ("k", "k")
     assert second.headers["Idempotent-Replayed"] == "true"
+
+
+# --- tenants --------------------------------------------------------------------------------------
+
+SHARED = "tenant= is not set, so all clients share their keys"
+TENANTS = [({}, 1), ({"tenant": None}, 0), ({"tenant": lambda _: "ann"}, 0)]
+
+
+@pytest.mark.parametrize(("options", "warnings"), TENANTS, ids=["unset", "none", "set"])
+def test_an_integration_for_threads_warns_once_that_keys_are_shared(caplog, options, warnings):
+    with Idempotency("memory://") as engine:
+        integration = Integration(engine, options)
+        rules = integration.routing.find("POST", "/"), integration.rules_for(options)
+        assert SHARED not in caplog.text  # an endpoint may still say whose its requests are
+        keyless = Request("POST", "/", b"", Headers([]), None)
+        assert integration.begin(rules[0], keyless, bytes) is None
+        assert SHARED not in caplog.text
+        for each in rules:
+            integration.begin(each, REQUEST, bytes)
+    assert caplog.text.count(SHARED) == warnings
+
+
+@pytest.mark.parametrize(("options", "warnings"), TENANTS, ids=["unset", "none", "set"])
+async def test_an_integration_for_tasks_warns_once_that_keys_are_shared(caplog, options, warnings):
+    async with AsyncIdempotency("memory://") as engine:
+        integration = AsyncIntegration(engine, options)
+        for each in (integration.routing.find("POST", "/"), integration.rules_for(options)):
+            await integration.begin(each, REQUEST, no_body)
+    assert caplog.text.count(SHARED) == warnings
+
+
+# --- large answers --------------------------------------------------------------------------------
+
+
+async def test_an_answer_that_is_sent_too_late_breaks_and_is_not_cut():
+    """What was read of it meanwhile is gone: it must not look whole."""
+    flow, background = Flow(3), Background()
+
+    async def run():
+        for _ in range(5):
+            await flow.take(b"xxxx", lambda chunks: chunks)
+
+    chunks = await flow.answer(background, run())
+    flow.leave()  # as the timer does
+    with pytest.raises(TimeoutError, match="not sent within 30 seconds"):
+        await anext(chunks)

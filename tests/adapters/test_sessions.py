@@ -12,7 +12,7 @@ from contextvars import Context
 import pytest
 from anyio import to_thread
 from fastapi import HTTPException
-from sqlalchemy import event, text
+from sqlalchemy import delete, event, insert, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import AsyncAdaptedQueuePool, QueuePool
@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from adapters.asgi_serving import begun, eventually, keyed, left, replayed, served
 from adapters.session_shop import KINDS, Kind, Shop, order
 from adapters.test_asgi_lives import Hasty, Scoped
-from semel import AsyncIdempotency, Idempotency, LeaseLost, Policy, current_attempt
+from semel import AsyncIdempotency, ConfigError, Idempotency, LeaseLost, Policy, current_attempt
 from semel.adapters.asgi import IdempotencyMiddleware
 from semel.core.records import Identity, State
 from semel.testing import bypass
@@ -298,6 +298,83 @@ async def test_a_large_stream_whose_client_leaves_is_committed(shop):
         go_on.set()
         await eventually(lambda: shop.orders() == 1)
         assert (await post(client)).json()["code"] == "result_omitted"
+
+
+async def test_readers_that_do_not_read_keep_no_other_request_out(make_shop, sqlite_url):
+    """Their rows are committed: nothing is held for the rest of their answers."""
+    shop = make_shop(sqlite_url, Kind("fastapi", False))
+    waiting, go_on = [], asyncio.Event()
+
+    async def chunks():
+        for _ in range(2):
+            yield b"x" * 6
+        waiting.append(1)
+        await go_on.wait()  # as for a client that does not read
+        yield b"x"
+
+    def action(session):
+        order(session)
+        return StreamingResponse(chunks())
+
+    to_thread.current_default_thread_limiter().total_tokens = 2  # of this test's loop alone
+    async with shop.serving(action, max_response=10) as client:
+        slow = [asyncio.create_task(post(client, f"k{number}")) for number in range(5)]
+        await eventually(lambda: len(waiting) == len(slow))
+        assert shop.orders() == len(slow)
+        go_on.set()
+        answers = await asyncio.gather(*slow)
+    assert [answer.content for answer in answers] == [b"x" * 13] * len(slow)
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH, ids=str)
+@pytest.mark.parametrize(
+    "answer",
+    [("k", None, 10), (None, None, 10), ("k", "text/event-stream", 100)],
+    ids=["large", "without a key", "events"],
+)
+async def test_a_stream_cannot_use_its_session_after_the_commit(
+    make_shop, sqlite_url, kind, answer
+):
+    """Nothing would end that transaction."""
+    key, media_type, max_response = answer
+    pool = AsyncAdaptedQueuePool if kind.is_async else QueuePool
+    shop, used = make_shop(sqlite_url, kind, poolclass=pool), []
+
+    def action(session):
+        order(session)
+
+        async def chunks():
+            for _ in range(2):
+                yield b"x" * 6
+            for _ in range(2):  # twice: a stream may catch the error, and try again
+                with pytest.raises(ConfigError, match="after the commit"):
+                    order(session)
+                used.append(session.in_transaction())
+            yield b"x"
+
+        return StreamingResponse(chunks(), media_type=media_type)
+
+    async with shop.serving(action, max_response=max_response) as client:
+        assert (await post(client, key)).content == b"x" * 13
+    assert used == [False, False]
+    assert shop.engine.pool.checkedout() == 0
+    assert shop.orders() == 1
+
+
+async def test_a_small_stream_uses_its_session_with_and_without_a_key(make_shop, sqlite_url):
+    shop = make_shop(sqlite_url, Kind("fastapi", False))
+
+    def action(session):
+        def chunks():
+            order(session)
+            yield b"ordered"
+
+        return StreamingResponse(chunks())
+
+    async with shop.serving(action) as client:
+        answers = [await post(client), await post(client, None)]
+    assert [answer.content for answer in answers] == [b"ordered"] * 2
+    assert shop.orders() == 2
 
 
 async def test_a_request_cancelled_during_the_commit_of_a_large_stream_is_done(
@@ -807,14 +884,48 @@ async def test_a_dependency_may_read_before_the_endpoint(make_shop, sqlite_url, 
     assert shop.records() == [State.SUCCEEDED]
 
 
+def flushed(session):
+    session.add(Order(number=1))
+    session.flush()
+
+
+CHANGES = {
+    "added": lambda session: session.add(Order(number=1)),
+    "flushed": flushed,
+    "inserted": lambda session: session.execute(insert(Order).values(number=1)),
+    "updated": lambda session: session.execute(update(Order).values(number=1)),
+    "deleted": lambda session: session.execute(delete(Order)),
+    "in words": lambda session: session.execute(text("\n  Insert INTO orders VALUES (1)")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", DEPENDING, ids=str)
-async def test_changes_of_a_dependency_are_refused(make_shop, sqlite_url, kind, caplog):
+async def test_changes_of_a_dependency_are_refused(make_shop, sqlite_url, kind, change, caplog):
     shop = make_shop(sqlite_url, kind)
-    shop.before = lambda session: session.add(Order(number=1))
+    shop.before = CHANGES[change]
     async with shop.serving(paid) as client:
         assert (await post(client)).status_code == 500
     assert "changes that were made before the endpoint" in caplog.text
     assert shop.orders() == 0
+
+
+@pytest.mark.parametrize("kind", DEPENDING, ids=str)
+async def test_a_dependency_may_commit_changes_of_its_own_before_the_endpoint(
+    make_shop, sqlite_url, kind
+):
+    shop = make_shop(sqlite_url, kind)
+
+    def before(session):
+        with session.begin_nested():
+            order(session)
+        session.commit()
+
+    shop.before = before
+    async with shop.serving(paid) as client:
+        answers = [await post(client), await post(client)]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert shop.orders() == 3  # two of the dependency's, one of the endpoint's
 
 
 @pytest.mark.parametrize("kind", DEPENDING, ids=str)

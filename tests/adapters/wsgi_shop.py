@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import tempfile
@@ -30,6 +31,9 @@ def shop(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         case "/large":
             start_response("200 OK", lines)
             return (b"%08d" % part for part in range(1000))
+        case "/huge":
+            start_response("200 OK", lines)
+            return (b"x" * 64 * 1024 for _ in range(400))  # more than servers and sockets take
         case "/events":
             start_response("200 OK", [("Content-Type", "text/event-stream"), ("X-Run", number)])
             return (b"data: %d\n\n" % event for event in range(EVENTS))
@@ -42,4 +46,5 @@ def shop(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 def made() -> IdempotencyMiddleware:
     """Made in the worker, with the store that the environment names."""
+    gc.disable()  # nothing may depend on when it runs
     return IdempotencyMiddleware(shop, os.environ["SHOP_STORE"], max_response=4000)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import threading
 
 import pytest
@@ -11,6 +13,7 @@ from engines.facade import until, wait_until
 from semel import State
 from semel.core.records import ClaimRequest, Identity
 from semel.repair import AsyncReconciler, Reconciler, Succeeded
+from semel.repair.reconcile import aio_caught, aio_consult
 from semel.stores.memory import AsyncMemoryStore
 from semel.stores.urls import open_async_store, open_store
 from semel.testing import AsyncFaultyStore, FaultyStore, Refuse
@@ -254,3 +257,137 @@ async def test_resolvers_of_a_task_may_be_async_or_plain_or_give_an_awaitable():
     assert threads
     assert threads[0] is not threading.main_thread()
     await made.close()
+
+
+# --- a worker never ends without a word ----------------------------------------------------------
+
+
+def test_a_resolver_that_exits_does_not_end_the_thread(caplog):
+    store, asked = open_store("memory://"), []
+    store.claim(ClaimRequest(Identity("left", "a"), OWNER, None, 600.0, 600.0, hold=True))
+    store.renew(Identity("left", "a"), OWNER, 0.0)
+
+    def leaving(record):
+        asked.append(record)
+        sys.exit(3)
+
+    resolvers = {"left": leaving, **RESOLVERS}
+    with Reconciler(store, resolvers, older_than=0, every=0.01, backoff=0.01):
+        wait_until(lambda: asked)
+        abandoned(store, 1)
+        wait_until(lambda: ended(store) == 1)
+    assert "the resolver of left failed" in caplog.text
+
+
+async def resolved(store):
+    async with asyncio.timeout(PATIENCE):
+        while (await store.get(KEY)).state is not State.SUCCEEDED:  # noqa: ASYNC110 - it cannot tell
+            await asyncio.sleep(0.005)
+
+
+async def test_a_resolver_whose_own_task_was_canceled_does_not_end_the_reconciler(caplog):
+    store, asked = AsyncMemoryStore(), []
+
+    async def waiting(record):
+        asked.append(record)
+        inner = asyncio.get_running_loop().create_future()
+        inner.cancel()
+        await inner
+
+    await store.claim(ClaimRequest(Identity("left", "a"), OWNER, None, 600.0, 600.0, hold=True))
+    await store.renew(Identity("left", "a"), OWNER, 0.0)
+    resolvers = {"left": waiting, **RESOLVERS}
+    async with AsyncReconciler(store, resolvers, older_than=0, every=0.01, backoff=0.01):
+        await until(lambda: asked)
+        await store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
+        await store.renew(KEY, OWNER, 0.0)
+        await resolved(store)
+    assert "the resolver of left failed" in caplog.text
+
+
+def test_a_run_ends_by_what_is_meant_for_the_program():
+    def interrupted(record):
+        raise KeyboardInterrupt
+
+    store = open_store("memory://")
+    abandoned(store, 1)
+    made = Reconciler(store, {"orders": interrupted}, older_than=0)
+    with pytest.raises(KeyboardInterrupt):
+        made.run_once()
+    made.close()
+
+
+async def test_a_run_that_is_canceled_ends():
+    store, entered = AsyncMemoryStore(), asyncio.Event()
+
+    async def waiting(record):
+        entered.set()
+        await asyncio.Event().wait()
+
+    await store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
+    await store.renew(KEY, OWNER, 0.0)
+    made = AsyncReconciler(store, {"orders": waiting}, older_than=0)
+    running = asyncio.create_task(made.run_once())
+    await entered.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await made.close()
+
+
+def test_a_reconciler_whose_loop_is_gone_ends():
+    entered = []
+
+    async def waiting(record):
+        entered.append(record)
+        await asyncio.Event().wait()
+
+    async def begun():
+        store = AsyncMemoryStore()
+        await store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
+        await store.renew(KEY, OWNER, 0.0)
+        await aio_caught(aio_consult, waiting, None)
+
+    running = begun()
+    with contextlib.suppress(StopIteration):
+        running.send(None)
+    assert entered
+    running.close()  # a RuntimeError if the GeneratorExit had been caught
+
+
+def test_a_thread_that_ends_says_so_and_can_be_started_again(caplog):
+    made, store = None, FaultyStore(open_store("memory://"))
+
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    stuck, store.stuck = store.stuck, interrupted
+    made = Reconciler(store, RESOLVERS, older_than=0, every=0.01)
+    hook, threading.excepthook = threading.excepthook, lambda _: None
+    try:
+        made.start()
+        made._background.running.join(PATIENCE)
+    finally:
+        threading.excepthook = hook
+    assert "the reconciler's thread ended; start() starts it again" in caplog.text
+    store.stuck = stuck
+    abandoned(store, 1)
+    made.start()
+    wait_until(lambda: ended(store) == 1)
+    made.close()
+
+
+async def test_a_task_that_was_canceled_says_so_and_can_be_started_again(caplog):
+    store = AsyncMemoryStore()
+    made = AsyncReconciler(store, RESOLVERS, older_than=0, every=0.01)
+    made.start()
+    await asyncio.sleep(0)
+    made._background.running.cancel()
+    await asyncio.wait([made._background.running])
+    assert "the reconciler's task ended; start() starts it again" in caplog.text
+    made.start()
+    await store.claim(ClaimRequest(KEY, OWNER, None, 600.0, 600.0, hold=True))
+    await store.renew(KEY, OWNER, 0.0)
+    await resolved(store)
+    made._background.running.cancel()
+    await made.close()  # raises nothing: the log has it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -337,6 +338,28 @@ def test_a_resolver_that_raises_does_not_know(memory_workshop, caplog):
     assert ("semel.repair", logging.ERROR, "the resolver of orders failed") in caplog.record_tuples
     with pytest.raises(OutcomeUnknown):
         memory_workshop.engine.execute("a", never, scope="orders")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
+def test_whatever_a_resolver_raises_it_does_not_know(memory_workshop, error):
+    def leaving(record):
+        raise error
+
+    memory_workshop.abandon("a", scope="left")
+    memory_workshop.abandon("b")
+    report = memory_workshop.run(
+        memory_workshop.reconciler({"left": leaving, "orders": Asked(Succeeded("found out"))})
+    )
+    kinds = {type(decision): decision for decision in report.decisions}
+    assert kinds[ResolverFailed].reason == type(error).__name__
+    assert Resolved in kinds  # the next record has its turn
+
+
+def test_a_resolver_that_finds_nothing_does_not_know(memory_workshop):
+    memory_workshop.abandon("a")
+    report = memory_workshop.run(memory_workshop.reconciler({"orders": lambda _: next(iter(()))}))
+    (event,) = report.decisions
+    assert isinstance(event, ResolverFailed)
 
 
 def test_an_answer_that_is_no_resolution_is_not_guessed_at(memory_workshop):

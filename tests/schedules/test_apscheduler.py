@@ -418,3 +418,24 @@ async def test_async_and_plain_jobs_run_once_on_asyncio():
             else:
                 assert given == expected
     assert len(runs) == 2
+
+
+async def test_a_plain_job_that_finds_nothing_fails_on_asyncio_as_any_other():
+    """A StopIteration cannot leave a thread for a loop: its task would wait for ever."""
+    now = datetime.now(UTC).replace(microsecond=0)
+
+    def report() -> object:
+        return next(iter(()))
+
+    async with AsyncIdempotency("memory://") as idem:
+        scheduler = AsyncIOScheduler(timezone=UTC, executors={"default": AsyncOnceExecutor(idem)})
+        heard = Heard(scheduler)
+        scheduler.add_job(report, "date", run_date=now, misfire_grace_time=60, id="report")
+        scheduler.start()
+        await asyncio.to_thread(heard.wait, 1)
+        scheduler.shutdown()
+        (event,) = heard.events
+        assert event.code == EVENT_JOB_ERROR
+        assert isinstance(event.exception.__cause__, StopIteration)
+        (record,) = await idem.records()
+        assert record.state is State.FAILED

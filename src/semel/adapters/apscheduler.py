@@ -16,7 +16,6 @@ which often only one process knows of.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from semel.core.optional import Needed
 from semel.core.policy import DAY, Duration, Policy, seconds
 from semel.core.schedules import EARLY, EPOCH, in_utc, rules_of_slot
 from semel.engine._sync.once_per import run_unless_taken
+from semel.engine.colours.tasks import in_thread
 from semel.engine.once_per import aio_run_unless_taken
 from semel.engine.setup import Call, Setup
 from semel.errors import ConfigError, InvalidKey
@@ -240,7 +240,8 @@ class AsyncOnceExecutor(_OnceExecutor, AsyncIOExecutor):
 
     async def _run(self, job: Job, times: _RunTimes, *args: Any, **kwargs: Any) -> Any:
         run_time, kept = times.current, _Kept()
-        fn = job.func if inspect.iscoroutinefunction(job.func) else _in_thread(job.func)
+        is_async = inspect.iscoroutinefunction(job.func)
+        fn = job.func if is_async else partial(in_thread, job.func)
         call = self._call(job, run_time)
         ran = await aio_run_unless_taken(self._runs, call, kept.aio_call, fn, *args, **kwargs)
         return self._skipped(job, run_time) if ran is None else kept.value
@@ -285,10 +286,6 @@ class _Kept:
         self, fn: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any
     ) -> None:
         self.value = await fn(*args, **kwargs)
-
-
-def _in_thread(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    return partial(asyncio.to_thread, fn)
 
 
 # --- what processes would not agree about ----------------------------------------------------

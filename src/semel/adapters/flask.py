@@ -13,6 +13,7 @@ What the view returns becomes a response here, is saved, and goes on its way thr
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial, wraps
 from itertools import chain
 from operator import methodcaller
@@ -47,7 +48,7 @@ from semel.http.storing import UNPROTECTED, Answer, is_event_stream
 from semel.sync import Idempotency
 
 with Needed("semel[flask]", by=__name__):
-    from flask import Flask, Response, current_app, request
+    from flask import Flask, Response, current_app, request, request_tearing_down
     from werkzeug.exceptions import HTTPException
     from werkzeug.urls import iri_to_uri
 
@@ -58,6 +59,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ADDRESSES: Final = frozenset({"location", "content-location"})
 _HANDLED: Final = "semel.handled"
 """Is in the environ of a request whose error has its answer: the error, and the answer."""
+_STREAMED: Final = "semel.streamed"
+"""Is in the environ of a request whose answer is sent as it comes: the answer."""
 _PREFIX: Final = "SEMEL_"
 
 _behind: Final = methodcaller("_get_current_object")
@@ -294,7 +297,8 @@ def _recorded(exchange: Exchange, response: Response) -> Response:
     source = response.response
     if not whole and not response.is_sequence:  # sent as it comes
         rest = chain(held, chunks)
-        response.response = StreamedAnswer(exchange, status, lines, rest, source)
+        streamed = StreamedAnswer(exchange, status, lines, rest, source)
+        response.response = request.environ[_STREAMED] = streamed
         response.direct_passthrough = False
         return response
     instead = exchange.answered(status, lines, b"".join(held) if whole else None)
@@ -307,6 +311,20 @@ def _recorded(exchange: Exchange, response: Response) -> Response:
         response.response = held
         response.direct_passthrough = False
     return response
+
+
+def _close_unsent(_: Flask, exc: BaseException | None = None, **__: object) -> None:
+    """Read an answer to its end that is not sent: a function of `after_request` raised.
+
+    The error, and with it the answer, are kept by what handles it until the garbage collector runs.
+    """
+    streamed: StreamedAnswer | None = request.environ.pop(_STREAMED, None)
+    if streamed is not None and exc is not None:
+        with suppress(Exception):  # it is recorded, and the caller has another one
+            streamed.close()
+
+
+request_tearing_down.connect(_close_unsent)
 
 
 def _response(answer: Answer) -> Response:

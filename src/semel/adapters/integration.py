@@ -24,7 +24,7 @@ from semel.errors import ConfigError, IdempotencyError
 from semel.events import logger
 from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
-from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
+from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing, TenantCheck
 from semel.http.storing import Answer
 from semel.stores.batching import AsyncSlots, running_loop
 from semel.stores.thread_batching import Slots
@@ -44,6 +44,9 @@ BEGIN_EVERY: Final = 0.0005
 STUCK: Final = 1.0
 """Seconds after which it is assumed that no next turn was scheduled."""
 
+UNSENT: Final = 30.0
+"""Seconds after which an answer that nothing has begun to send is not waited for any longer."""
+
 _LAST_REQUESTS: Final = 5.0
 """Seconds for which requests without a client may still run when the server stops."""
 
@@ -58,6 +61,7 @@ class AsyncIntegration:
 
     def __init__(self, idempotency: AsyncIdempotency | str, options: dict[str, Any]) -> None:
         self.opened_here = isinstance(idempotency, str)
+        self.tenants = TenantCheck()
         self.engines = AsyncEngines(idempotency)
         self.engine = engine = self.engines.first
         self.routing = Routing(
@@ -83,8 +87,14 @@ class AsyncIntegration:
                 need = waiting.send(given)
                 given = await read() if need is BODY else await self.awaited(need)
         except StopIteration as end:
-            found: Operation | None = end.value
-        return None if found is None else Call(found.identity, found.fingerprint, rules.policy)
+            return self.call_of(rules, end.value)
+
+    def call_of(self, rules: RouteRules, found: Operation | None) -> Call | None:
+        """Return the call of the operation that a request was found to be."""
+        if found is None:
+            return None
+        self.tenants.check(rules.choices)
+        return Call(found.identity, found.fingerprint, rules.policy)
 
     async def begin(
         self, rules: RouteRules, request: Request, read: Callable[[], Awaitable[bytes]]
@@ -123,8 +133,8 @@ class AsyncExchange(Struct, eq=False):
     rules: RouteRules
     _call: Call
     _attempt: Attempt
-    _raw: object
-    """The framework's own request, to name its route in the log."""
+    raw: object
+    """The framework's own request."""
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -146,7 +156,7 @@ class AsyncExchange(Struct, eq=False):
         if decision != "store":
             self._leave()
             if decision == "forget":
-                self.rules.log_redirect(status, self._raw)
+                self.rules.log_redirect(status, self.raw)
             outcome = None if decision == "failure" else decision
             undone = UnstoredResponse(f"answered with {status}", outcome)
             await self.here.engine.internals.failed(self._call, self._attempt, undone)
@@ -404,7 +414,11 @@ class Background:
 
 
 class Flow(Struct, eq=False):
-    """One request that runs, and the chunks of its answer: beyond a limit they go out at once."""
+    """One request that runs, and the chunks of its answer: beyond a limit they go out at once.
+
+    What sends them calls `finished`, however the sending ends. An answer may be dropped unsent: it
+    is collected, sooner or later, or nothing has begun to send it in time.
+    """
 
     limit: int
     _shield: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -421,6 +435,8 @@ class Flow(Struct, eq=False):
     _task: Any = None
     _ready: Any = None
     """The future that is done when an answer can be sent."""
+    _unsent: Any = None
+    """The timer that ends the waiting for an answer that is not sent."""
 
     # --- for the server's task ---------------------------------------------------------------
 
@@ -447,6 +463,9 @@ class Flow(Struct, eq=False):
     async def _sent(self, out: asyncio.Queue[bytes | None]) -> AsyncGenerator[bytes, None]:
         try:
             yield b""
+            self._unsent.cancel()
+            if self._left:
+                raise TimeoutError(f"the answer was dropped: not sent within {UNSENT:g} seconds")
             while (chunk := await out.get()) is not None:
                 yield chunk
                 if self._ended and out.empty():
@@ -465,6 +484,8 @@ class Flow(Struct, eq=False):
     def leave(self) -> None:
         """Note that the answer is not sent any more; it is still read to its end."""
         self._left = True
+        if self._unsent is not None:
+            self._unsent.cancel()
         if self._out is not None and not self._out.empty():
             self._out.get_nowait()  # the task may wait for room
 
@@ -484,8 +505,9 @@ class Flow(Struct, eq=False):
 
     async def _open(self, begun: Callable[[AsyncIterator[bytes]], Any]) -> None:
         # Nothing here keeps the answer: one that is dropped unsent is collected, which ends `_sent`
-        # if it has begun.
+        # if it has begun. In a cycle of references (an exception makes one) that comes too late.
         self._out = asyncio.Queue(1)
+        self._unsent = asyncio.get_running_loop().call_later(UNSENT, self.leave)
         sent = self._sent(self._out)
         await anext(sent)
         self._early = begun(sent)

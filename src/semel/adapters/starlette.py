@@ -28,7 +28,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from copy import copy
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -60,7 +60,7 @@ from semel.errors import ConfigError
 from semel.http import requests
 from semel.http.options import IntegrationOptions
 from semel.http.requests import FORMS, Upload, form_bytes, without_boundary
-from semel.http.rules import Rejected, RouteRules
+from semel.http.rules import Rejected, RouteRules, TenantCheck
 from semel.http.storing import UNPROTECTED, Answer, is_event_stream
 from semel.stores.batching import running_loop
 from semel.sync import Idempotency
@@ -249,6 +249,7 @@ class _ThreadsIntegration(AsyncIntegration):
 
     def __init__(self, idempotency: Idempotency) -> None:
         self.opened_here = False
+        self.tenants = TenantCheck()
         self.engine = cast("AsyncIdempotency", idempotency)  # asked for its settings alone
 
 
@@ -507,9 +508,9 @@ async def _held(response: Any, flow: Flow) -> bytes | None:
     """Read a stream, and let it begin again with what was read of it."""
 
     def begun(chunks: AsyncIterator[bytes]) -> Response:
-        sent: Any = copy(response)
+        sent = copy(response)
         sent.body_iterator = chunks
-        return cast("Response", sent)
+        return _waiting(sent, flow)
 
     async for chunk in response.body_iterator:
         encoded = chunk.encode(response.charset) if isinstance(chunk, str) else bytes(chunk)
@@ -530,7 +531,7 @@ async def _sent(response: Response, request: Request, flow: Flow) -> tuple[Respo
     background, response.background = response.background, None
 
     def begun(chunks: AsyncIterator[bytes]) -> Response:
-        return _begun(StreamingResponse(chunks), start, background)
+        return _waiting(_begun(StreamingResponse(chunks), start, background), flow)
 
     async def send(message: Any) -> None:
         start.update(message)
@@ -548,6 +549,32 @@ def _begun(response: Response, start: Any, background: Any) -> Response:
     response.raw_headers = [*start["headers"]]
     response.background = background
     return response
+
+
+def _waiting(response: Response, flow: Flow) -> Response:
+    """Let a response, when it is sent no longer, wait for the request that it answers.
+
+    Starlette leaves the chunks of a response where they are when its client disconnects: only the
+    garbage collector would end them.
+    """
+    sent: Any = response
+    sent.__class__ = _waiting_kind(sent.__class__)
+    sent.semel_flow = flow
+    return response
+
+
+@cache
+def _waiting_kind(kind: Any) -> type:
+    class Sent(kind):  # type: ignore[misc]  # of whatever class the endpoint's response is
+        semel_flow: Flow
+
+        async def __call__(self, *args: Any) -> None:
+            try:
+                await super().__call__(*args)
+            finally:
+                await self.semel_flow.finished()
+
+    return Sent
 
 
 # --- the body of a request -----------------------------------------------------------------------

@@ -69,10 +69,10 @@ from semel.sync import Idempotency
 from semel.transactions import db_errors
 
 with Needed("semel[sqlalchemy]", by="@idempotent(session=...)"):
-    from sqlalchemy import Engine, event
+    from sqlalchemy import Engine, TextClause, event
     from sqlalchemy.exc import UnboundExecutionError
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
-    from sqlalchemy.orm import Session, scoped_session
+    from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction, scoped_session
 
 
 class _Limits(NamedTuple):
@@ -121,6 +121,7 @@ class SessionChoice:
         """A dependency opens the session, for the parameter that is named."""
         if self.depends:
             self.parameter = given
+            _watch_changes()
         else:
             self._check_factory(given)
 
@@ -197,8 +198,8 @@ class SessionChoice:
         if not isinstance(session, wanted):
             whose = f"the parameter {self.parameter!r} has" if self.depends else "session= gave"
             raise ConfigError(f"{whose} {_named(type(session))}, not {_named(wanted)}")
-        plain: Any = getattr(session, "sync_session", session)
-        if plain.new or plain.dirty or plain.deleted:
+        plain = _plain(session)
+        if plain.new or plain.dirty or plain.deleted or plain in _changed:
             raise ConfigError(
                 "the session has changes that were made before the endpoint ran, for example by a "
                 "dependency: they would be rolled back for every duplicate. Make them in the "
@@ -254,6 +255,55 @@ async def _async_transaction(session: AsyncSession) -> AsyncIterator[None]:
     except BaseException:
         await session.rollback()
         raise
+
+
+def _plain(session: Any) -> Session:
+    """Return a session itself, or the one that an `AsyncSession` works with."""
+    plain: Session = getattr(session, "sync_session", session)
+    return plain
+
+
+def _reject_use(session: Session, _: object) -> None:
+    """Reject a transaction that nothing would end."""
+    session.close()  # else this transaction would be there, and the next use would not be rejected
+    raise ConfigError(
+        "a response used the session of its endpoint after the commit: the rest of a response that "
+        "is larger than max_response, and every event stream, are made after it. Read what is "
+        "needed in the endpoint, or open another session in the stream"
+    )
+
+
+# A dependency may have changed rows before the endpoint: what it has not flushed is in the session.
+# What it has sent to the database is seen only while it is sent.
+
+_CHANGES: Final = ("insert", "update", "delete", "replace", "merge")
+_changed: Final[WeakSet[Session]] = WeakSet()
+"""Sessions that have sent a change in the transaction that is open."""
+
+
+def _watch_changes() -> None:
+    """Note from now on which sessions send changes to their databases."""
+    if not event.contains(Session, "after_flush", _note_flush):
+        event.listen(Session, "after_flush", _note_flush)
+        event.listen(Session, "do_orm_execute", _note_execute)
+        event.listen(Session, "after_transaction_end", _note_end)
+
+
+def _note_flush(session: Session, _: object) -> None:
+    _changed.add(session)
+
+
+def _note_execute(execution: ORMExecuteState) -> None:
+    statement = execution.statement
+    if getattr(statement, "is_dml", False) or (
+        isinstance(statement, TextClause) and statement.text.lstrip().lower().startswith(_CHANGES)
+    ):
+        _changed.add(execution.session)
+
+
+def _note_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        _changed.discard(session)
 
 
 class _CommitGuard:
@@ -369,10 +419,13 @@ class Work:
         self.flow = CommittingFlow(rules.max_response, shield, commit=self._commit)
         self._attempt: Attempt | None = None
         self._ended = False
+        self._place = AsyncExitStack()
+        """Among the requests that run at the same time, until the transaction has ended."""
 
     async def run(self, invocation: Invocation) -> Response:
         """Answer the request: by the endpoint, or by what is known of its key."""
-        async with self._bound():
+        async with self._place:
+            await self._place.enter_async_context(self._bound())
             try:
                 self._attempt = attempt = await self._begun()
             except IdempotencyError as error:
@@ -398,6 +451,8 @@ class Work:
 
     async def _begun(self) -> Attempt | None:
         engine, call = self._engine(), self._call
+        if self._choice.depends:  # first: the engine would wait for rows that it has locked
+            self._choice.check_given(self._given)
         if call is not None and engine not in _ready and not engine.internals.setup.bypassing():
             await self._known(engine, call)  # by the engine's own connection: the table is made
             _ready.add(engine)
@@ -420,7 +475,9 @@ class Work:
             await self._end(_RollBack())
             return response
         self._guard.check()
-        if self._call is None or is_event_stream(lines):
+        if is_event_stream(lines) or (
+            self._call is None and not hasattr(response, "body_iterator")
+        ):
             # Its rows are committed, so it must not run again; it is only not kept.
             await self._commit(response, None)
             return response
@@ -450,9 +507,14 @@ class Work:
     async def _end(self, error: BaseException | None) -> None:
         """Commit, or roll back because of an error; close what was opened."""
         self._ended = True
-        await self._close(
-            (None, None, None) if error is None else (type(error), error, error.__traceback__)
-        )
+        try:
+            await self._close(
+                (None, None, None) if error is None else (type(error), error, error.__traceback__)
+            )
+        finally:
+            if not self._choice.depends:
+                event.listen(_plain(self._session), "after_transaction_create", _reject_use)
+            await self._place.aclose()  # how fast a client reads what is left is its own affair
 
     async def _explained(self, error: IdempotencyError) -> IdempotencyError:
         """Say that it is an integration around this one that has the record which rejects it."""
@@ -466,7 +528,9 @@ class Work:
         return error
 
     def _opened(self) -> Any:
-        session = self._given if self._choice.depends else self._choice.given()
+        if self._choice.depends:
+            return self._given
+        session = self._choice.given()
         self._choice.check_given(session)
         return session
 
@@ -504,9 +568,16 @@ class Work:
 class ThreadWork(Work):
     """The same with a `Session`, whose steps are done in threads."""
 
-    def _bound(self) -> Any:
+    @asynccontextmanager
+    async def _bound(self) -> AsyncIterator[None]:
         """Bound them as the framework bounds plain endpoints."""
-        return limits_here().requests
+        limiter = limits_here().requests
+        # Not of the task: a response may be read, and so committed, by tasks of its own.
+        await limiter.acquire_on_behalf_of(self)
+        try:
+            yield
+        finally:
+            limiter.release_on_behalf_of(self)
 
     async def _begin(self, engine: Idempotency, call: Call | None) -> Attempt | None:
         attempt: Attempt | None = await in_step(self._begin_in_thread, engine, call)

@@ -32,7 +32,7 @@ def unheard(observer: Callable[..., object], *args: Any, **kwargs: Any) -> BaseE
     try:
         observer(*args, **kwargs)
     except BaseException as error:
-        if _is_for_the_caller(error):
+        if is_for_the_caller(error):
             raise
         return error
     return None
@@ -57,8 +57,8 @@ class Log(Adapter):
         return unheard(self.logger.log, level, msg, *args, **kwargs)
 
 
-def _is_for_the_caller(error: BaseException) -> bool:
-    """Whether it only met the observer: it ends the program, or a call whose time is up."""
+def is_for_the_caller(error: BaseException) -> bool:
+    """Whether it only met the code that raised it: it ends the program, or a call out of time."""
     switched = (getattr(sys.modules.get(module), name, None) for module, name in _OF_GEVENT)
     kinds = (KeyboardInterrupt, *filter(None, switched))
     return isinstance(error, kinds) or _by_a_signal(error)

@@ -12,6 +12,8 @@ from functools import partial
 from operator import eq
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast, get_args
 
+from msgspec import UNSET, UnsetType
+
 from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, seconds
 from semel.errors import ConfigError, InvalidKey
@@ -87,7 +89,7 @@ class Choices:
         required: bool = False,
         methods: Sequence[str] = ("POST", "PATCH"),
         scope: str = "http",
-        tenant: Tenant | None = None,
+        tenant: Tenant | UnsetType | None = UNSET,
         separate_routes: bool = False,
         payload: Payload | None = None,
         format: BodyFormat = "json",  # noqa: A002 - the option's name
@@ -112,7 +114,8 @@ class Choices:
         self.separate_routes = check_flag("separate_routes", separate_routes)
         self.methods = _methods(methods)
         self.scope = check_scope(scope)
-        self.tenant = check_function("tenant", tenant)
+        self.tenant_is_unset = tenant is UNSET
+        self.tenant = check_function("tenant", None if tenant is UNSET else tenant)
         self.payload = _payload(payload)
         self.format: BodyFormat = _format(format)
         self.secret = check_secret(secret)

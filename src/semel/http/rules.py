@@ -355,10 +355,28 @@ def _route_of(raw: Any) -> str:
     return str(declared or path)
 
 
+class TenantCheck:
+    """Warns, once for each integration, where all clients share their keys."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def check(self, chosen: Chosen) -> None:
+        """Look at the options of a request that has a key."""
+        if chosen.tenant_is_unset and not self._warned:
+            self._warned = True
+            logger.warning(
+                "tenant= is not set, so all clients share their keys: a client that sends the key "
+                "of another gets its response. Set tenant= to a function that says whose request "
+                "it is, or to None if keys are meant to be shared"
+            )
+
+
 class Chosen(Protocol):
     """What the options of HTTP's integrations and of gRPC's have in common."""
 
     scope: str
+    tenant_is_unset: bool
     policy: Policy | None
     wait: float
     max_response: int

@@ -18,11 +18,12 @@ from typing import Self, TypeVar
 from msgspec import Struct
 
 from semel.aio import AsyncIdempotency
-from semel.core.observers import Log
+from semel.core.observers import Log, is_for_the_caller
 from semel.core.policy import Duration, seconds
 from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.core.records import Identity, Record, State
 from semel.core.stop import Stop
+from semel.engine.colours.tasks import in_thread
 from semel.errors import ConfigError, StoreError
 from semel.repair.decisions import (
     AsyncResolver,
@@ -147,10 +148,9 @@ class AsyncReconciler:
 
     async def _look(self, stopped: Callable[[], bool]) -> float:
         """Look once, whatever comes of it; returns seconds until the next look."""
-        try:
-            await self._run(stopped)
-        except Exception:
-            logger.exception("a reconciliation failed; it is tried again")
+        ran = await aio_caught(self._run, stopped)
+        if isinstance(ran, Raised):
+            logger.error("a reconciliation failed; it is tried again", exc_info=ran.error)
         # Many processes that start together should not all look together.
         return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
@@ -339,11 +339,10 @@ class AsyncReconciliation:
 
     async def _consult(self, record: Record) -> Resolution:
         """Ask the resolver; one that fails does not know."""
-        try:
-            answer = await aio_consult(self._resolvers[record.scope], record)
-        except Exception as error:
-            logger.exception("the resolver of %s failed", record.scope)
-            return Unanswered(type(error).__name__)
+        answer = await aio_caught(aio_consult, self._resolvers[record.scope], record)
+        if isinstance(answer, Raised):
+            logger.error("the resolver of %s failed", record.scope, exc_info=answer.error)
+            return Unanswered(type(answer.error).__name__)
         if isinstance(answer, Unknown):
             return answer
         if isinstance(answer, Succeeded | Failed):
@@ -495,7 +494,7 @@ class AsyncBackground(ForkAware):
         It can ask whether it has to end early.
         """
         notice_fork()
-        if self.running is None:
+        if self.running is None or self.running.done():
             self.stopping.clear()
             self.running = asyncio.create_task(self._run(step), name="semel-reconciler")
 
@@ -505,16 +504,20 @@ class AsyncBackground(ForkAware):
         self.stopping.set()  # first: what is not noted any more could never be stopped
         running, self.running = self.running, None
         if running is not None:
-            await running
+            await asyncio.gather(running, return_exceptions=True)  # how it ended is in the log
 
     async def _run(self, step: Callable[[Callable[[], bool]], Awaitable[float]]) -> None:
-        while True:
-            pause = await step(self.stopping.is_set)
-            try:
-                await asyncio.wait_for(self.stopping.wait(), pause)
-            except TimeoutError:
-                continue
-            return
+        try:
+            while True:
+                pause = await step(self.stopping.is_set)
+                try:
+                    await asyncio.wait_for(self.stopping.wait(), pause)
+                except TimeoutError:
+                    continue
+                return
+        except BaseException:
+            logger.exception("the reconciler's task ended; start() starts it again")
+            raise
 
 
 class Background(ForkAware):
@@ -533,7 +536,7 @@ class Background(ForkAware):
     def start(self, step: Callable[[Callable[[], bool]], float]) -> None:
         """Do the step now, and again after the seconds that it returns; see `AsyncBackground`."""
         notice_fork()
-        if self.running is None:
+        if self.running is None or not self.running.is_alive():
             stopping = self.stopping = Stop()
             running = threading.Thread(
                 target=self._run, args=(step, stopping), name="semel-reconciler", daemon=True
@@ -554,8 +557,12 @@ class Background(ForkAware):
             running.join()
 
     def _run(self, step: Callable[[Callable[[], bool]], float], stopping: Stop) -> None:
-        while not stopping.wait(step(stopping.is_set)):
-            pass
+        try:
+            while not stopping.wait(step(stopping.is_set)):
+                pass
+        except BaseException:
+            logger.exception("the reconciler's thread ended; start() starts it again")
+            raise
 
 
 async def aio_consult(resolver: Callable[[Record], object], record: Record) -> object:
@@ -564,10 +571,47 @@ async def aio_consult(resolver: Callable[[Record], object], record: Record) -> o
     if inspect.iscoroutinefunction(resolver):
         answer = resolver(record)
     else:  # It asks other systems: a plain function would hold up the event loop.
-        answer = await asyncio.to_thread(resolver, record)
+        answer = await in_thread(resolver, record)
     return await answer if inspect.isawaitable(answer) else answer
 
 
 def consult(resolver: Callable[[Record], object], record: Record) -> object:
     """Ask a resolver."""
     return resolver(record)
+
+
+class Raised(Struct, frozen=True):
+    """What a step raised, in place of what it returns."""
+
+    error: BaseException
+
+
+async def aio_caught(step: Callable[..., Awaitable[object]], *args: object) -> object:
+    """Return what a step returns or raises, unless that ends the program or this task."""
+    try:
+        return await step(*args)
+    except BaseException as error:
+        if is_for_the_caller(error) or _ends_the_task(error):
+            raise
+        return Raised(error)
+
+
+def caught(step: Callable[..., object], *args: object) -> object:
+    """Return what a step returns or raises, unless that ends the program."""
+    try:
+        return step(*args)
+    except BaseException as error:
+        if is_for_the_caller(error):
+            raise
+        return Raised(error)
+
+
+def _ends_the_task(error: BaseException) -> bool:
+    """Whether the running task was canceled, or its loop is gone.
+
+    A resolver may raise a CancelledError of its own: it has waited for a task that was canceled.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit)

@@ -152,3 +152,26 @@ def test_closing_waits_for_handlers_whose_clients_have_gone(sqlite_url):
         assert is_stored(engine)
         assert engine.told(Ran)
         server.close()
+
+
+@pytest.mark.parametrize("kind", ["threads", "plain"])
+def test_a_plain_handler_that_finds_nothing_fails_as_any_other(serve, monkeypatch):
+    """A StopIteration cannot leave a thread for a loop: its task would wait for ever."""
+    monkeypatch.setattr(Shop, "_made", lambda *_: lambda *_: next(iter(())))
+    server, _, engine = serve()
+    assert server.client.pay("ok", "k").code is grpc.StatusCode.UNKNOWN
+    assert engine.peek("k", scope="grpc").state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("options", "warnings"),
+    [({}, 1), ({"tenant": None}, 0), ({"tenant": lambda _: "ann"}, 0)],
+    ids=["unset", "none", "set"],
+)
+def test_an_interceptor_warns_once_that_keys_are_shared(serve, caplog, options, warnings):
+    server, _, _ = serve(**options)
+    said = "tenant= is not set, so all clients share their keys"
+    assert said not in caplog.text
+    for key in ("a", "b"):
+        assert server.client.pay("ok", key).code is OK
+    assert caplog.text.count(said) == warnings

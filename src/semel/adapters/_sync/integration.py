@@ -20,7 +20,7 @@ from semel.engine.setup import Call
 from semel.errors import IdempotencyError
 from semel.http.options import chosen
 from semel.http.requests import HeaderLine, Request
-from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing
+from semel.http.rules import BODY, Operation, Rejected, RouteRules, Routing, TenantCheck
 from semel.http.storing import Answer
 from semel.sync import Idempotency
 
@@ -38,6 +38,7 @@ class Integration:
 
     def __init__(self, idempotency: Idempotency | str, options: dict[str, Any]) -> None:
         self.opened_here = isinstance(idempotency, str)
+        self.tenants = TenantCheck()
         self.engines = Engines(idempotency)
         self.engine = engine = self.engines.first
         self.routing = Routing(
@@ -63,8 +64,14 @@ class Integration:
                 need = waiting.send(given)
                 given = read() if need is BODY else self.awaited(need)
         except StopIteration as end:
-            found: Operation | None = end.value
-        return None if found is None else Call(found.identity, found.fingerprint, rules.policy)
+            return self.call_of(rules, end.value)
+
+    def call_of(self, rules: RouteRules, found: Operation | None) -> Call | None:
+        """Return the call of the operation that a request was found to be."""
+        if found is None:
+            return None
+        self.tenants.check(rules.choices)
+        return Call(found.identity, found.fingerprint, rules.policy)
 
     def begin(
         self, rules: RouteRules, request: Request, read: Callable[[], bytes]
@@ -103,8 +110,8 @@ class Exchange(Struct, eq=False):
     rules: RouteRules
     _call: Call
     _attempt: Attempt
-    _raw: object
-    """The framework's own request, to name its route in the log."""
+    raw: object
+    """The framework's own request."""
     ended: bool = False
     raises: bool = False
     """The answer was raised by the handler, as an error."""
@@ -121,7 +128,7 @@ class Exchange(Struct, eq=False):
         if decision != "store":
             self._leave()
             if decision == "forget":
-                self.rules.log_redirect(status, self._raw)
+                self.rules.log_redirect(status, self.raw)
             outcome = None if decision == "failure" else decision
             undone = UnstoredResponse(f"answered with {status}", outcome)
             self.here.engine.internals.failed(self._call, self._attempt, undone)

@@ -39,6 +39,7 @@ from semel.adapters.check_decorators import PROTECTED
 from semel.adapters.integration import Flow
 from semel.adapters.wsgi import content_length, header_lines, is_chunked, up_to
 from semel.core.optional import have
+from semel.engine.colours.tasks import without_stop_iteration
 from semel.errors import ConfigError
 from semel.http.requests import (
     FORMS,
@@ -51,6 +52,11 @@ from semel.http.requests import (
 )
 from semel.http.rules import Rejected, RouteRules
 from semel.http.storing import UNPROTECTED, Answer
+
+
+def in_thread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a plain function run on the thread that Django has for a request."""
+    return sync_to_async(without_stop_iteration(function))
 
 
 def inner(request: Any) -> Any:
@@ -241,7 +247,7 @@ async def aread(response: Any, flow: Flow) -> ResponseParts:
         return _parts(response, [response.content], flow.limit)
     content = response.streaming_content
     if not response.is_async:  # read whole, as Django would
-        return _replaced(response, await sync_to_async(lambda: [*content])(), flow.limit)
+        return _replaced(response, await in_thread(lambda: [*content])(), flow.limit)
     await read_on(response, flow)
     if flow.body is not None:
         response.streaming_content = _again([flow.body])
@@ -253,6 +259,18 @@ def send_instead(response: Any, chunks: Any) -> None:
     response.streaming_content = chunks
     closers = response._resource_closers  # noqa: SLF001 - has no other name
     closers.insert(0, closers.pop())
+
+
+def close_with(request: Any, chunks: Any) -> None:
+    """Close chunks, too, when the request is closed: a layer may have dropped their response."""
+    own = inner(request)
+    closing = own.close
+
+    def close() -> None:
+        chunks.close()
+        closing()
+
+    own.close = close
 
 
 def _parts(response: Any, chunks: list[bytes], limit: int) -> ResponseParts:

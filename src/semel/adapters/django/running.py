@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from semel.adapters._sync.integration import Exchange, Integration
@@ -26,6 +26,8 @@ from semel.adapters.django.atomic import open_transactions, reject_transactions,
 from semel.adapters.django.bodies import (
     Body,
     aread,
+    close_with,
+    in_thread,
     inner,
     is_asgi,
     lines_of,
@@ -129,16 +131,16 @@ class AsyncDjangoIntegration(AsyncIntegration):
         chosen = rules.choices
         if chosen.tenant is None and chosen.key is None and not callable(chosen.payload):
             return await super().prepare(rules, request, read)
-        step, waiting, given = sync_to_async(_step), rules.identify(request), None
+        step, waiting, given = in_thread(_step), rules.identify(request), None
         while True:
             ended, need = await step(waiting, given)
             if ended:
-                return None if need is None else Call(need.identity, need.fingerprint, rules.policy)
+                return self.call_of(rules, need)
             given = await read() if need is BODY else await self.awaited(need)
 
 
 def _step(waiting: Waiting, given: Any) -> tuple[bool, Any]:
-    """Continue a request; a StopIteration cannot leave a thread."""
+    """Continue a request; the StopIteration that ends it cannot leave a thread."""
     try:
         return False, waiting.send(given)
     except StopIteration as end:
@@ -239,9 +241,9 @@ def _record(exchange: Exchange, response: Any) -> Any:
             and not open_transactions()
         ):
             content = response.streaming_content
-            send_instead(
-                response, StreamedAnswer(exchange, parts.status, parts.lines, content, None)
-            )
+            streamed = StreamedAnswer(exchange, parts.status, parts.lines, content, None)
+            send_instead(response, streamed)
+            close_with(exchange.raw, streamed)
             return response
     except BaseException:
         response.close()
@@ -273,7 +275,7 @@ def _runs_a_loop() -> bool:
 
 async def _in_background(run: Callable[[], Any]) -> Any:
     # What waits here is cancelled; the task that runs on the thread, which waits for it, is not.
-    task = _BACKGROUND.begin(sync_to_async(run)())
+    task = _BACKGROUND.begin(in_thread(run)())
     task.add_done_callback(_BACKGROUND.end)
     try:
         return await asyncio.shield(task)
@@ -282,7 +284,7 @@ async def _in_background(run: Callable[[], Any]) -> Any:
         await asyncio.wait((task,))
         with suppress(Exception):  # it is recorded, and no caller is left to notify
             # It is not sent: read the rest of a large one now, not when it is collected.
-            await sync_to_async(task.result().close)()
+            await in_thread(task.result().close)()
         raise
 
 
@@ -336,7 +338,7 @@ async def _arun(claim: Claim, request: Any, view: Callable[[], Awaitable[Any]], 
 
 async def _arecord_raised(exchange: AsyncExchange, request: Any, error: Exception) -> None:
     """Record an answer that was raised; the error is raised further."""
-    parts = await sync_to_async(parts_of_error)(error, request, exchange.rules)
+    parts = await in_thread(parts_of_error)(error, request, exchange.rules)
     if parts is not None:
         exchange.raises = True
         instead = await exchange.answered(*parts)
@@ -356,7 +358,7 @@ async def _arecord(exchange: AsyncExchange, response: Any, flow: Flow) -> Any:
         parts = await aread(response, flow)
     except BaseException:
         if not flow.is_open:
-            await sync_to_async(response.close)()
+            await in_thread(response.close)()
         raise
     instead = await exchange.answered(*parts)
     return response if instead is None else response_of(instead)
@@ -366,4 +368,4 @@ async def _arender(response: Any, request: Any) -> Any:
     """Render on a thread, where templates may ask the database; most responses are whole."""
     if getattr(response, "is_rendered", True):
         return rendered(response, request)
-    return await sync_to_async(rendered)(response, request)
+    return await in_thread(rendered)(response, request)

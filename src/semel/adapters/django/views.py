@@ -11,12 +11,12 @@ from functools import partial, wraps
 from typing import Any, Final, TypeVar, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
-from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.http import HttpRequest
 
 from semel.adapters._sync.integration import Integration
 from semel.adapters.django import atomic, running
-from semel.adapters.django.bodies import inner, is_asgi, is_protected
+from semel.adapters.django.bodies import in_thread, inner, is_asgi, is_protected
 from semel.adapters.django.running import AsyncDjangoIntegration, DjangoIntegration
 from semel.adapters.django.settings import ENGINES, configured
 from semel.adapters.integration import AsyncIntegration, aio_awaited
@@ -121,7 +121,7 @@ class Idempotent:
             if isinstance(integration, AsyncIntegration):
                 return await running.arun_view(integration, rules, request, run)
             # Under WSGI a loop is there for one request alone: the thread of the request runs it.
-            protect = sync_to_async(running.run_view)
+            protect = in_thread(running.run_view)
             return await protect(
                 integration, rules, request, lambda: async_to_sync(aio_awaited)(run())
             )

@@ -44,7 +44,7 @@ from semel.http import options as checking
 from semel.http.options import MIB
 from semel.http.problems import PROBLEMS, instance_of, log_failure, problem_of
 from semel.http.requests import check_form, check_key, digest, key_of_lines, stored_key
-from semel.http.rules import Rejected, known_tenant, rules_of
+from semel.http.rules import Rejected, TenantCheck, known_tenant, rules_of
 from semel.http.storing import check_function
 
 _METADATA_NAME: Final = re.compile(r"[0-9a-z_.\-]+")
@@ -107,7 +107,7 @@ class Choices:
         key: KeyFunction | None = None,
         required: bool = False,
         scope: str = "grpc",
-        tenant: Tenant | None = None,
+        tenant: Tenant | msgspec.UnsetType | None = msgspec.UNSET,
         separate_methods: bool = False,
         payload: PayloadFunction | None = None,
         secret: bytes | None = None,
@@ -123,7 +123,8 @@ class Choices:
         self.key = check_function("key", key)
         self.required, self.separate_methods = required, separate_methods
         self.scope = checking.check_scope(scope)
-        self.tenant = check_function("tenant", tenant)
+        self.tenant_is_unset = tenant is msgspec.UNSET
+        self.tenant = check_function("tenant", None if tenant is msgspec.UNSET else tenant)
         self.payload = check_function("payload", payload)
         self.secret = checking.check_secret(secret)
         self.policy = checking.check_policy(policy)
@@ -229,8 +230,9 @@ class Abort(msgspec.Struct, frozen=True):
 class MethodRules:
     """The rules of one method."""
 
-    def __init__(self, method: str, choices: Choices, setup: Setup) -> None:
+    def __init__(self, method: str, choices: Choices, setup: Setup, tenants: TenantCheck) -> None:
         self.method, self.choices = method, choices
+        self._tenants = tenants
         self.policy = rules_of(choices, setup.rules, envelope=_ENVELOPE, codec=_CODEC)
         self._pattern = setup.key_rules.pattern
 
@@ -262,6 +264,7 @@ class MethodRules:
 
     def tenant(self, metadata: Iterable[tuple[str, Any]], context: Any) -> Any:
         """Ask the application's function, which may be async; None = there is none."""
+        self._tenants.check(self.choices)
         function = self.choices.tenant
         if function is None:
             return None
@@ -374,7 +377,7 @@ class MethodTable:
         methods: Mapping[str, MethodRule] | None = None,
         **options: Any,
     ) -> None:
-        self._setup = setup
+        self._setup, self._tenants = setup, TenantCheck()
         rules = checked_rules({} if methods is None else methods)
         self._off = {name for name, rule in rules.items() if rule.off}
         self._default = chosen(options)
@@ -383,7 +386,7 @@ class MethodTable:
         self.choices = (self._default, *self._choices.values())
         """Every set of options that a method may have."""
         for choices in self.choices:  # what the engine cannot do is an error now
-            MethodRules("", choices, setup)
+            MethodRules("", choices, setup, self._tenants)
 
     def of_call(self, details: Any, handler: Any) -> MethodRules | None:
         """Return the rules of a call; None = its handler is not protected."""
@@ -410,7 +413,7 @@ class MethodTable:
         rules = None
         if name not in self._off:
             choices = self._choices.get(name, self._default)
-            rules = MethodRules(method, choices, self._setup)
+            rules = MethodRules(method, choices, self._setup, self._tenants)
         if len(self._known) < _REMEMBERED:
             self._known[method] = rules
         return rules

@@ -32,6 +32,7 @@ from semel.adapters.integration import Background
 from semel.aio import AsyncIdempotency
 from semel.core.attempts import Attempt
 from semel.core.decide import UnstoredResponse
+from semel.engine.colours.tasks import in_thread
 from semel.engine.setup import Call
 from semel.errors import ConfigError, IdempotencyError
 from semel.http.rules import Rejected
@@ -363,7 +364,7 @@ class _AsyncProtectedCall(_Handler):
 
     async def _in_thread(self, message: Any, seen: HandlerContext) -> Any:
         plain = PlainHandlerContext(seen)
-        response = await asyncio.to_thread(self._behaviour, message, plain)
+        response = await in_thread(self._behaviour, message, plain)
         for callback in plain.callbacks:
             callback()
         return response

@@ -8,6 +8,7 @@ so that one can be generated from the other. What is here never decides anything
     unawaited           reject a coroutine that a plain function returned
     background          let a step end after its caller is gone (a thread does it at once)
     start_beside        do a step beside its caller
+    in_thread           run a plain function of the application beside the loop
     can_go_on           whether an attempt may still be ended by the code that runs it
     raise_if_cancelled  notice a cancellation (counted by `cancellations`) that a driver swallowed
     drain               wait for background steps

@@ -128,6 +128,26 @@ def unawaited(value: T, _: Identity) -> T:
     return value
 
 
+async def in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Run a plain function of the application in a thread beside the loop."""
+    return await asyncio.to_thread(without_stop_iteration(function), *args, **kwargs)
+
+
+def without_stop_iteration(function: Callable[..., T]) -> Callable[..., T]:
+    """Let a StopIteration leave a function as a RuntimeError, as it leaves a coroutine (PEP 479).
+
+    No future of asyncio takes one: a task that waits for such a thread would wait for ever.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> T:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration as error:
+            raise RuntimeError("a plain function raised StopIteration") from error
+
+    return call
+
+
 async def ready(value: T) -> T:
     """Give what can be given at once."""
     return value

@@ -34,8 +34,10 @@ from semel.repair.maintenance import check_target
 from semel.repair.reconcile import (
     Background,
     OpenCases,
+    Raised,
     Report,
     Unanswered,
+    caught,
     checked_resolvers,
     consult,
 )
@@ -130,10 +132,9 @@ class Reconciler:
 
     def _look(self, stopped: Callable[[], bool]) -> float:
         """Look once, whatever comes of it; returns seconds until the next look."""
-        try:
-            self._run(stopped)
-        except Exception:
-            logger.exception("a reconciliation failed; it is tried again")
+        ran = caught(self._run, stopped)
+        if isinstance(ran, Raised):
+            logger.error("a reconciliation failed; it is tried again", exc_info=ran.error)
         # Many processes that start together should not all look together.
         return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
@@ -316,11 +317,10 @@ class Reconciliation:
 
     def _consult(self, record: Record) -> Resolution:
         """Ask the resolver; one that fails does not know."""
-        try:
-            answer = consult(self._resolvers[record.scope], record)
-        except Exception as error:
-            logger.exception("the resolver of %s failed", record.scope)
-            return Unanswered(type(error).__name__)
+        answer = caught(consult, self._resolvers[record.scope], record)
+        if isinstance(answer, Raised):
+            logger.error("the resolver of %s failed", record.scope, exc_info=answer.error)
+            return Unanswered(type(answer.error).__name__)
         if isinstance(answer, Unknown):
             return answer
         if isinstance(answer, Succeeded | Failed):
