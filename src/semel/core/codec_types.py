@@ -67,6 +67,16 @@ ReadTree: TypeAlias = "Callable[[dict[str, Tree], Reader], Any]"
 _SHOWN_STEPS = 12
 
 
+def outlined(text: str, outline: str | None = None) -> SerializationError:
+    """Make an error whose text, or else its `outline`, quotes no value.
+
+    It names types and fields, which code defines.
+    """
+    error = SerializationError(text)
+    error.outline = text if outline is None else outline
+    return error
+
+
 class Unsupported(Exception):
     """A part of a value cannot be stored or compared.
 
@@ -77,19 +87,24 @@ class Unsupported(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self._steps: list[str] = []
+        self._steps: list[tuple[str, str]] = []
 
-    def inside(self, step: str) -> Unsupported:
-        """Add the step that led here: `[0]`, `['a']` or `.name`."""
-        self._steps.append(step)
+    def inside(self, step: str, outline: str | None = None) -> Unsupported:
+        """Add the step that led here: `[0]` or `.name`; `outline` is shown where it must not be."""
+        self._steps.append((step, step if outline is None else outline))
         return self
+
+    def inside_key(self, key: object) -> Unsupported:
+        """Add the key of a dict, `['a']`; it is part of the value."""
+        return self.inside(f"[{key!r}]", "[...]")
 
     def as_error(self, root: str) -> SerializationError:
         """Make the error for the caller: the reason, and where it is, from `root` on."""
         steps = [*self._steps[: -_SHOWN_STEPS - 1 : -1]]
         if len(self._steps) > _SHOWN_STEPS:
-            steps.append("...")
-        return SerializationError(f"{self.reason} (at {root}{''.join(steps)})")
+            steps.append(("...", "..."))
+        shown, outline = ("".join(way) for way in zip((root, root), *steps, strict=True))
+        return outlined(f"{self.reason} (at {shown})", f"{self.reason} (at {outline})")
 
 
 def type_name(cls: type) -> str:
@@ -279,7 +294,7 @@ def _read_flag(cls: type[enum.Flag], tree: dict[str, Tree], reader: Reader) -> o
 def _write_enum(value: enum.Enum, _: Writer) -> dict[str, Tree]:
     # By name: the value of a member may be anything, its name is always a string.
     if type(value).__members__.get(value._name_) is not value:
-        raise Unsupported(f"{type_name(type(value))} has no member called {value._name_}")
+        raise Unsupported(f"{type_name(type(value))} has no member for its value")
     return {VALUE: value._name_}
 
 
@@ -337,7 +352,7 @@ def _write_dataclass(value: object, writer: Writer) -> dict[str, Tree]:
         and not isinstance(getattr(cls, name, None), cached_property)
     }
     if extra:
-        tree[EXTRA] = writer.fields(extra)
+        tree[EXTRA] = writer.plain_dict(extra)  # names that no class declares are data
     return tree
 
 

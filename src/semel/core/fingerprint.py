@@ -169,7 +169,7 @@ def _mapping(value: Mapping[object, object]) -> object:
         try:
             pairs.append((_plain(key), _plain(item)))
         except Unsupported as unsupported:
-            raise unsupported.inside(f"[{key!r}]") from None
+            raise unsupported.inside_key(key) from None
     if all(type(key) is str for key, _ in pairs):
         return dict(pairs)
     return {_MARK: sorted(pairs, key=_JSON_ENCODER.encode)}

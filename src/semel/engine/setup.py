@@ -23,6 +23,7 @@ from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.core.settings import BYPASSED, CODE, load_settings
+from semel.core.stored_answers import AnswerCodec, MessageCodec
 from semel.errors import (
     ConfigError,
     IdempotencyError,
@@ -173,7 +174,9 @@ class Setup:
         if self.disabled:
             events.logger.warning("idempotency is switched off by the settings: every call runs")
         base_rules = resolve(*self.levels)
-        self.codecs = {codec.name: codec for codec in (base_rules.codec, *codecs)}
+        # Responses that were stored before encryption was switched on are read by their own codecs.
+        known = (AnswerCodec(), MessageCodec(), base_rules.codec, *codecs)
+        self.codecs: dict[str, Codec] = {codec.name: codec for codec in known}
         self.announce = events.Announcer(tuple(hooks))
         self.cache = FinishedCache(cache, seconds("cache_ttl", cache_ttl)) if cache else None
         self.opening: Opening | None = None

@@ -231,6 +231,7 @@ def psycopgs_errors() -> Iterator[None]:
 
 def _as_psycopg(error: Exception) -> psycopg.Error:
     if isinstance(error, asyncpg.PostgresError):
+        error.detail = None  # It quotes the row with its key, and a traceback shows it.
         try:
             kind = psycopg.errors.lookup(getattr(error, "sqlstate", None) or "")
         except KeyError:
