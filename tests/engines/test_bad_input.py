@@ -238,7 +238,7 @@ def test_an_unknown_option_is_refused_by_the_name_that_was_called(kind):
     with refused(
         TypeError,
         f"{name}() got an unexpected keyword argument 'retention'",
-        "known are policy, scopes, prefix, hooks, key_pattern, codecs, cache, cache_ttl, max_waiting;",
+        "known are policy, scopes, prefix, hooks, key_pattern, codecs, cache, cache_ttl, max_waiting, fingerprint_secret;",
     ):
         ENGINES[kind]("memory://", retention=5)
 

@@ -249,4 +249,6 @@ def test_a_result_decided_by_a_person_is_never_written_in_plain_where_results_ar
     with Idempotency(file.url, policy=encrypting(**hold)) as idem:
         with pytest.raises(ConfigError, match="the plain codec json/1"):
             repair.settle(idem, "k", repair.Succeeded(IBAN), name="anna")
-        assert repair.settle(idem, "k", repair.Failed("no", retryable=False), name="anna") is not None
+        assert (
+            repair.settle(idem, "k", repair.Failed("no", retryable=False), name="anna") is not None
+        )

@@ -9,7 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypeAlias, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
 from msgspec import UNSET, Struct, UnsetType
@@ -18,7 +18,7 @@ from semel import events
 from semel.core.attempts import Attempt, Lease
 from semel.core.cache import FinishedCache
 from semel.core.codec import check_codec, decode_result
-from semel.core.fingerprint import fingerprint
+from semel.core.fingerprint import fingerprint, keyed
 from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
 from semel.core.records import ClaimRequest, Encoded, Identity
@@ -117,6 +117,14 @@ class Opening(TypedDict):
     timeout: float
 
 
+Secrets: TypeAlias = str | bytes | Sequence[str | bytes]
+"""One secret, or several for a rotation: the first one writes, all are compared."""
+
+
+Digests: TypeAlias = tuple[bytes | None, ...]
+"""The fingerprints that the store may know a payload by; it writes the first one."""
+
+
 class EngineOptions(TypedDict, total=False):
     """The options of an engine, for functions that pass them on."""
 
@@ -129,6 +137,7 @@ class EngineOptions(TypedDict, total=False):
     cache: int
     cache_ttl: Duration
     max_waiting: int | UnsetType | None
+    fingerprint_secret: Secrets | UnsetType
 
 
 class Setup:
@@ -148,12 +157,14 @@ class Setup:
         cache: int,
         cache_ttl: Duration,
         max_waiting: int | UnsetType | None,
+        fingerprint_secret: Secrets | UnsetType,
     ) -> None:
         check_options(policy, scopes, hooks, codecs, cache)
         written: dict[str, Any] = {
             "prefix": prefix,
             "key_pattern": key_pattern,
             "max_waiting": max_waiting,
+            "fingerprint_secret": fingerprint_secret,
         }
         if url_or_store is not None:
             written["url"] = url_or_store if isinstance(url_or_store, str) else None
@@ -170,6 +181,9 @@ class Setup:
         self._known_scopes: set[str] = set()
         self.key_rules = KeyRules(settings.key_pattern)
         self.max_waiting = settings.max_waiting
+        self._secrets = settings.fingerprint_secret
+        self.rotates = len(self._secrets) > 1
+        """Whether the store may know a payload by the fingerprint of an older secret."""
         self.disabled = settings.disabled
         if self.disabled:
             events.logger.warning("idempotency is switched off by the settings: every call runs")
@@ -255,6 +269,16 @@ class Setup:
             )
             raise about(needed, identity)
         return Call(identity, said, rules, returns, keeps_value)
+
+    def digests(self, call: Call) -> Digests:
+        """Return the fingerprints that the store may know a call's payload by; it writes the first.
+
+        They are made here, where claims are, so that what any integration compares is keyed.
+        """
+        said = call.fingerprint
+        if said is None or not self._secrets:
+            return (said,)
+        return tuple(keyed(said, call.identity, secret) for secret in self._secrets)
 
     def check_function(self, fn: object) -> None:
         """Reject what cannot be run before its key is claimed."""
