@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from semel.core.codec import JsonCodec, MsgpackCodec, register_type, returned_by
-from semel.core.codec_types import REGISTERED_CLASSES, REGISTERED_NAMES, classes_in
+from semel.core.codec_types import REGISTERED_CLASSES, REGISTERED_NAMES, named_by
 from semel.errors import ConfigError, SerializationError
 
 codec = JsonCodec()
@@ -258,8 +258,8 @@ def test_a_hint_leads_to_a_local_class(hint):
 
 
 def test_a_hint_that_cannot_be_resolved_does_no_harm():
-    assert set(classes_in(Unresolvable).values()) == {Unresolvable}
-    assert dict(classes_in(None)) == {}
+    assert set(named_by(Unresolvable).classes.values()) == {Unresolvable}
+    assert dict(named_by(None).classes) == {}
     assert codec.decode(codec.encode(Point(1), b"", "text"), b"", "text") == Point(1)
 
 

@@ -29,7 +29,7 @@ from semel import __version__
 from semel.cli import audit, deciding, doctor, finding, reading, stuck, upkeep
 from semel.cli.formatting import STATES
 from semel.cli.store import LIMIT
-from semel.cli.terminal import LogLines, escape_unknown
+from semel.cli.terminal import LogLines, escape_unknown, say
 from semel.core.keys import KeyGenerator
 from semel.core.records import LONGEST
 from semel.core.settings import parse_duration
@@ -98,7 +98,7 @@ def _drop_output() -> None:
 
 
 def _complain(what: object, code: int) -> int:
-    print(f"semel: {what}", file=sys.stderr)
+    say(f"semel: {what}")
     return code
 
 

@@ -229,7 +229,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
     async def _claim(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
         setup = self.setup
-        digest, *others = await self._digests(call) if setup.rotates else setup.digests(call)
+        digest, *others = await self.digests(call) if setup.rotates else setup.digests(call)
         request = claim_request(call, self.owners.next(), digest)
         late: tuple[Claimed, ...] = ()
         call.open_claim = request  # First: whatever interrupts this call from now on gives it back.
@@ -269,7 +269,7 @@ class AsyncRuns(Outcomes[AsyncStore]):
                 self.reject(call, step.error, step.number)
             return step
 
-    async def _digests(self, call: Call) -> Digests:
+    async def digests(self, call: Call) -> Digests:
         """Return the fingerprints to claim with, one after the other, while secrets are rotated."""
         digests = self.setup.digests(call)
         if not call.rules.replace:

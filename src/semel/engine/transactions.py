@@ -25,10 +25,9 @@ from semel.core.records import (
     CompleteRequest,
     Finished,
     Mismatch,
-    Record,
 )
 from semel.engine.colours.tasks import finished, sleep
-from semel.engine.outcomes import claim_request, known_digest, pauses
+from semel.engine.outcomes import claim_request, pauses
 from semel.engine.runs import AsyncRuns
 from semel.engine.setup import Call
 from semel.errors import (
@@ -167,9 +166,8 @@ class AsyncTransactionContext(Generic[Result]):
         runs, call = self._runs, self._call
         counted = call.counted
         owner = runs.owners.next() if counted is None else counted.owner
-        digests = runs.setup.digests(call)
-        if runs.setup.rotates and call.rules.replace:
-            digests = known_digest(digests, await self._committed())
+        # On the store's own connection: a read here would begin the snapshot of the transaction.
+        digests = await runs.digests(call) if runs.setup.rotates else runs.setup.digests(call)
         answer: Claim = Mismatch()
         for digest in digests:
             answer = await self._judged(claim_request(call, owner, digest))
@@ -203,14 +201,6 @@ class AsyncTransactionContext(Generic[Result]):
             await self._drive(self._records.restore(self._bound))
             self._bound = UNSET
         return answer
-
-    async def _committed(self) -> Record | None:
-        """Read what has been committed, on another connection where that is needed."""
-        records, read = self._records, partial(self._records.read, self._call.identity)
-        if records.outside is None:
-            return await self._drive(read())
-        found: Record | None = await records.outside.read_committed(read)
-        return found
 
     async def _look_outside(self, request: ClaimRequest) -> Claim | None:
         """Judge what has been committed, where that needs another connection than the caller's."""

@@ -220,7 +220,7 @@ class Runs(Outcomes[Store]):
     def _claim(self, call: Call) -> Attempt | Finished | Wait:
         """Ask the store once what to do."""
         setup = self.setup
-        digest, *others = self._digests(call) if setup.rotates else setup.digests(call)
+        digest, *others = self.digests(call) if setup.rotates else setup.digests(call)
         request = claim_request(call, self.owners.next(), digest)
         late: tuple[Claimed, ...] = ()
         call.open_claim = request  # First: whatever interrupts this call from now on gives it back.
@@ -258,7 +258,7 @@ class Runs(Outcomes[Store]):
                 self.reject(call, step.error, step.number)
             return step
 
-    def _digests(self, call: Call) -> Digests:
+    def digests(self, call: Call) -> Digests:
         """Return the fingerprints to claim with, one after the other, while secrets are rotated."""
         digests = self.setup.digests(call)
         if not call.rules.replace:

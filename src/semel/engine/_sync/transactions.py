@@ -26,11 +26,10 @@ from semel.core.records import (
     CompleteRequest,
     Finished,
     Mismatch,
-    Record,
 )
 from semel.engine._sync.runs import Runs
 from semel.engine.colours.threads import finished, sleep
-from semel.engine.outcomes import claim_request, known_digest, pauses
+from semel.engine.outcomes import claim_request, pauses
 from semel.engine.setup import Call
 from semel.errors import (
     ConcurrentRequest,
@@ -167,9 +166,8 @@ class TransactionContext(Generic[Result]):
         runs, call = self._runs, self._call
         counted = call.counted
         owner = runs.owners.next() if counted is None else counted.owner
-        digests = runs.setup.digests(call)
-        if runs.setup.rotates and call.rules.replace:
-            digests = known_digest(digests, self._committed())
+        # On the store's own connection: a read here would begin the snapshot of the transaction.
+        digests = runs.digests(call) if runs.setup.rotates else runs.setup.digests(call)
         answer: Claim = Mismatch()
         for digest in digests:
             answer = self._judged(claim_request(call, owner, digest))
@@ -203,14 +201,6 @@ class TransactionContext(Generic[Result]):
             self._drive(self._records.restore(self._bound))
             self._bound = UNSET
         return answer
-
-    def _committed(self) -> Record | None:
-        """Read what has been committed, on another connection where that is needed."""
-        records, read = self._records, partial(self._records.read, self._call.identity)
-        if records.outside is None:
-            return self._drive(read())
-        found: Record | None = records.outside.read_committed(read)
-        return found
 
     def _look_outside(self, request: ClaimRequest) -> Claim | None:
         """Judge what has been committed, where that needs another connection than the caller's."""
