@@ -79,6 +79,10 @@ def test_a_full_disk_is_explained_and_a_purge_makes_room_that_is_used_again(tmp_
             (used,) = connection.execute("PRAGMA page_count").fetchone()
             connection.execute(f"PRAGMA max_page_count = {used + pages}")
 
+        def fill_trail():
+            for _ in range(RECORDS):  # each has an entry in the audit trail
+                purge(store)
+
         store.counts()
         room(50)
         with pytest.raises(StoreFull, match="Make 16 MB of room on its disk first") as caught:
@@ -87,8 +91,7 @@ def test_a_full_disk_is_explained_and_a_purge_makes_room_that_is_used_again(tmp_
         kept = store.counts().succeeded
         assert kept > 10
         with pytest.raises(StoreFull, match=r"nothing was done.*Make 16 MB of room"):
-            for _ in range(RECORDS):  # each has an entry in the audit trail
-                purge(store)
+            fill_trail()
         now[0] += 120.0
         with pytest.raises(StoreFull, match=r"nothing was done.*Make 16 MB of room"):
             purge(store)
