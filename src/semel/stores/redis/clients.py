@@ -180,12 +180,10 @@ def parse_url(url: str) -> ServerAddress:
     authority, slash, path = rest.partition("/")
     login, at, places = authority.rpartition("@")
     check_login(f"{scheme}://{authority}?{query}" if kind is Kind.UNIX else url)
-    if kind is not Kind.UNIX:
-        # First: what is half of a password is then not read as a database or an option, and shown.
-        hosts = parse_addresses(
-            places or ("localhost" if kind is Kind.SINGLE else ""),
-            default_port=SENTINEL_PORT if kind is Kind.SENTINEL else DEFAULT_PORT,
-        )
+    # First: what is half of a password is then not read as a database or an option, and shown.
+    port = SENTINEL_PORT if kind is Kind.SENTINEL else DEFAULT_PORT
+    assumed = "localhost" if kind is Kind.SINGLE else ""
+    hosts = [] if kind is Kind.UNIX else parse_addresses(places or assumed, default_port=port)
     options = _query_options(query)
     if at:
         user, _, password = login.partition(":")
