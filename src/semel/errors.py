@@ -315,6 +315,8 @@ class SerializationError(IdempotencyError):
     """A value cannot be encoded, or stored bytes cannot be read back."""
 
     code = "serialization_error"
+    outline: str | None = None
+    """The text without any part of the value; None: it is not known what the text quotes."""
 
 
 class RetryTransaction(IdempotencyError):

@@ -38,7 +38,7 @@ from django.views.decorators.csrf import csrf_protect
 from semel import AsyncIdempotency, ConfigError, Idempotency, Policy, current_attempt
 from semel.adapters import wsgi
 from semel.adapters.django import IdempotencyMiddleware, Idempotent, close, exempt, idempotent
-from semel.adapters.django.settings import ENGINES
+from semel.adapters.django.settings import ENGINES, configured
 from semel.core.records import State
 from semel.http import Route
 
@@ -959,6 +959,30 @@ def test_an_engine_gets_what_the_settings_have_for_it(sqlite_url):
         post()
         post()
     assert [type(event).__name__ for event in heard] == ["Ran", "Replayed"]
+
+
+def test_a_secret_of_the_settings_keys_the_fingerprints_of_requests(sqlite_url):
+    def stored(**setting):
+        with project(sqlite_url, {"pay": idempotent(Counted())}, **setting):
+            post()
+            engine = ENGINES.integration().engine
+            (record,) = engine.records()
+            assert engine.forget(record.key, scope=record.scope)
+            return record.fingerprint
+
+    plain, again = stored(), stored()
+    assert plain == again
+    assert stored(ENGINE={"fingerprint_secret": "a secret of the project"}) != plain
+
+
+def test_a_representation_of_the_settings_hides_their_values(sqlite_url):
+    engine = {"fingerprint_secret": "PASSWORD of the project"}
+    with override_settings(
+        SEMEL={"URL": "redis://:PASSWORD@h", "SECRET": b"PASSWORD", "ENGINE": engine}
+    ):
+        read = configured()
+    assert repr(read) == "Configured({'engine': ['fingerprint_secret'], 'options': ['secret']})"
+    assert "PASSWORD" not in f"{read.__rich_repr__()}"
 
 
 def test_without_a_setting_semels_own_say_where(monkeypatch, sqlite_url):

@@ -320,3 +320,27 @@ def test_an_error_of_another_file_is_not_taken_for_one_of_the_output(semel_sqlit
     monkeypatch.setattr("semel.cli.reading.counts", unreadable)
     with pytest.raises(PermissionError):
         semel_sqlite.on_store("counts")
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        (["show", "pay", "-x"], "semel show SCOPE -- -x"),
+        (["forget", "pay", "--x"], "semel forget SCOPE -- -x"),
+        (["resolve", "pay", "-x", "--failed", "no"], "semel resolve SCOPE -- -x"),
+        (["find", "-x"], "semel find -- -x"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_key_that_looks_like_an_option_is_explained(semel_sqlite, words, way_out):
+    said = semel_sqlite.on_store(*words)
+    assert said.code == 2
+    assert f"a key that begins with - goes after --: {way_out}" in said.err
+
+
+def test_a_key_behind_two_dashes_may_begin_with_one(semel_sqlite):
+    semel_sqlite.succeed("-x")
+    assert semel_sqlite.on_store("show", "orders", "--", "-x").code == 0
+    assert semel_sqlite.on_store("show", "orders", "--json", "--", "-x").data["key"] == "-x"
+    assert semel_sqlite.on_store("find", "--", "-x").code == 0
+    assert semel_sqlite.on_store("forget", "orders", "--", "-x").code == 0

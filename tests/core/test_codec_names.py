@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from semel.core.codec import JsonCodec, MsgpackCodec, register_type, returned_by
-from semel.core.codec_types import REGISTERED_CLASSES, REGISTERED_NAMES, classes_in
+from semel.core.codec_types import REGISTERED_CLASSES, REGISTERED_NAMES, named_by
 from semel.errors import ConfigError, SerializationError
 
 codec = JsonCodec()
@@ -258,8 +258,8 @@ def test_a_hint_leads_to_a_local_class(hint):
 
 
 def test_a_hint_that_cannot_be_resolved_does_no_harm():
-    assert set(classes_in(Unresolvable).values()) == {Unresolvable}
-    assert dict(classes_in(None)) == {}
+    assert set(named_by(Unresolvable).classes.values()) == {Unresolvable}
+    assert dict(named_by(None).classes) == {}
     assert codec.decode(codec.encode(Point(1), b"", "text"), b"", "text") == Point(1)
 
 
@@ -422,3 +422,148 @@ def test_a_registration_that_cannot_work_is_refused():
     with pytest.raises(ConfigError, match="give encode and decode"):
         register_type(Money)
     assert register_type(Small) is Small
+
+
+# --- a hint says which classes may be read -------------------------------------------------------
+
+
+ran: list[object] = []
+
+
+@dataclass
+class Job:
+    name: str
+
+    @property
+    def command(self):
+        return None
+
+    @command.setter
+    def command(self, value):
+        ran.append(value)
+
+
+class Hooked(msgspec.Struct):
+    url: str
+
+    def __post_init__(self):
+        ran.append(self.url)
+
+
+class Shape(msgspec.Struct):
+    pass
+
+
+class Circle(Shape):
+    r: int
+
+
+Item = typing.TypeVar("Item")
+
+
+@dataclass
+class Sheet(typing.Generic[Item]):
+    items: list[Item]
+
+
+class PointSheet(Sheet[Point]):
+    pass
+
+
+class Drawing(typing.TypedDict):
+    at: Point
+
+
+@dataclass
+class Line:
+    start: Point
+    more: typing.Optional[Line] = None  # noqa: UP045 - a text that has to be resolved
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+Distance = typing.NewType("Distance", Point)
+
+
+def name_of(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+CLOSED = [
+    Point, Point | None, list[Point], dict[str, Point], tuple[Point, ...], typing.Annotated[Point, "x"], Line,
+    Shape, Sheet[Point], PointSheet, Drawing, Distance, Colour, typing.Literal[Colour.RED], int, str | None,
+    typing.Callable[[Point], int], typing.Never,
+]  # fmt: skip
+OPEN = [
+    None, typing.Any, object, list, dict, list, dict[str, typing.Any], list[object], Sheet, Point | list,
+    typing.Sequence, typing.SupportsInt, "Point", typing.Optional["Nowhere"],  # noqa: F821 - that is the case
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hint", CLOSED, ids=str)
+def test_a_class_that_a_hint_does_not_speak_of_is_neither_read_nor_written(hint):
+    ran.clear()
+    forged = [
+        stored("dataclass", name_of(Job), {"name": "x"}),
+        stored("struct", name_of(Hooked), {"url": "http://evil"}),
+    ]
+    for data in forged:
+        with pytest.raises(SerializationError, match="is none of the types that returns="):
+            codec.decode(data, b"", hint)
+    with pytest.raises(SerializationError, match="is none of the types that returns="):
+        codec.encode([Job("x")], b"", hint)
+    assert ran == []
+
+
+@pytest.mark.parametrize("hint", OPEN, ids=str)
+def test_a_hint_that_speaks_of_anything_lets_every_class_pass(hint):
+    data = codec.encode({"job": Job("x")}, b"", hint)
+    assert codec.decode(data, b"", hint) == {"job": Job("x")}
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (Point, Point(1)),
+        (Line, Line(Point(1), Line(Point(2)))),
+        (Shape, Circle(2)),
+        (list[Shape] | None, [Circle(1), Shape()]),
+        (Sheet[Point], Sheet([Point(1)])),
+        (Sheet[Sheet[Point]], Sheet([Sheet([Point(1)])])),
+        (PointSheet, PointSheet([Point(1)])),
+        (Drawing, {"at": Point(1)}),
+        (Distance, Point(1)),
+        (typing.Literal[Colour.RED], Colour.RED),
+        (typing.Annotated[dict[str, Point], []], {"a": Point(1)}),
+    ],
+    ids=str,
+)
+def test_what_a_hint_speaks_of_is_stored_with_its_fields_and_subclasses(hint, value):
+    assert codec.decode(codec.encode(value, b"", hint), b"", hint) == value
+
+
+def test_a_registered_class_needs_to_be_named_by_a_hint_too():
+    class Money:
+        def __init__(self, cents):
+            self.cents = cents
+
+    register_type(Money, name="shop.Money", encode=lambda money: money.cents, decode=Money)
+    data = codec.encode(Money(5), b"")
+    assert codec.decode(data, b"").cents == 5
+    assert codec.decode(data, b"", Money | None).cents == 5
+    with pytest.raises(SerializationError, match=r"Money is none of the types that returns="):
+        codec.decode(data, b"", Point)
+    with pytest.raises(SerializationError, match=r"Money is none of the types that returns="):
+        codec.encode(Money(5), b"", Point)
+
+
+@pytest.mark.parametrize("extra", [{"command": "rm -rf"}, {"__class__": "str"}])
+def test_no_property_is_set_by_names_that_a_class_does_not_declare(extra):
+    ran.clear()
+    tree = {"$": "dataclass", "t": name_of(Job), "v": {"name": "x"}, "x": extra}
+    made = codec.decode(msgspec.json.encode(tree), b"")
+    assert type(made) is Job
+    assert made.name == "x"
+    assert ran == []

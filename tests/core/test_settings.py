@@ -464,3 +464,43 @@ def test_a_duration_below_zero_is_told_from_a_text_that_is_none(problems, name, 
     assert problem.startswith(f"SEMEL_{name.upper()}: {why}")
     (problem,) = problems({"semel.toml": f'[policy]\n{name} = "{text}"'})
     assert problem.startswith(f"semel.toml: policy.{name}: {why}")
+
+
+# --- secrets -----------------------------------------------------------------------------
+
+
+def test_a_representation_hides_urls_and_secrets(load):
+    settings = load(
+        url="redis://anna:PASSWORD@cache/0",
+        behind="postgresql://anna:PASSWORD@db/shop",
+        fingerprint_secret="PASSWORD of 16 bytes and more",
+    )
+    for shown in (repr(settings), str(settings), repr(settings.__rich_repr__()), f"{[settings]}"):
+        assert "PASSWORD" not in shown
+        assert "anna" not in shown
+    assert "environment='default'" in repr(settings)
+    assert repr(load(url=None)).startswith("Settings(url=None, behind=None, prefix='idem:'")
+
+
+# --- production --------------------------------------------------------------------------
+
+
+URL = {"SEMEL_ENV": "production", "SEMEL_URL": "sqlite:///records.db"}
+
+
+@pytest.mark.parametrize("name", ["semel.toml", "semel.production.toml", "other.toml"])
+def test_no_file_switches_protection_off_in_production(problems, name):
+    environ = {**URL, "SEMEL_CONFIG": "other.toml"} if name == "other.toml" else URL
+    (line,) = problems({name: "disabled = true"}, environ)
+    assert line.startswith(f"{name}: disabled: production does not run unprotected")
+    assert "SEMEL_DISABLED=true" in line
+
+
+def test_a_file_switches_protection_off_elsewhere(load):
+    assert load({"semel.toml": "disabled = true"}).disabled
+
+
+def test_the_operator_and_the_code_switch_protection_off_in_production(load):
+    assert load({}, {**URL, "SEMEL_DISABLED": "true"}).disabled
+    assert load({}, URL, disabled=True).disabled
+    assert not load({"semel.toml": "disabled = true"}, {**URL, "SEMEL_DISABLED": "false"}).disabled

@@ -238,7 +238,7 @@ def test_an_unknown_option_is_refused_by_the_name_that_was_called(kind):
     with refused(
         TypeError,
         f"{name}() got an unexpected keyword argument 'retention'",
-        "known are policy, scopes, prefix, hooks, key_pattern, codecs, cache, cache_ttl, max_waiting;",
+        "known are policy, scopes, prefix, hooks, key_pattern, codecs, cache, cache_ttl, max_waiting, fingerprint_secret;",
     ):
         ENGINES[kind]("memory://", retention=5)
 
@@ -291,7 +291,7 @@ WITHOUT = """
 import asyncio, sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {packages!r}:
+        if {{name, name.partition(".")[0]}} & {{*{packages!r}}}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Missing())
 import semel
@@ -332,7 +332,6 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(package, ext
         ("fastapi", "semel[fastapi]", "semel.adapters.fastapi"),
         ("flask", "semel[flask]", "semel.adapters.flask"),
         ("django", "semel[django]", "semel.adapters.django"),
-        ("grpc", "semel[grpc]", "semel.adapters.grpc"),
         ("httpx", "semel[httpx]", "semel.adapters.httpx"),
         ("requests", "semel[requests]", "semel.adapters.requests"),
         ("apscheduler", "semel[apscheduler]", "semel.adapters.apscheduler"),
@@ -359,6 +358,27 @@ def test_an_integration_without_its_package_names_the_command_that_installs_it(
     assert done.stdout.strip() == (
         f"ModuleNotFoundError {package} "
         f"{module} needs the package {package}: pip install '{install}'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("missing", "package", "install", "use"),
+    [
+        ("redis", "redis", "semel[redis]", "from semel.stores.redis import RedisStore"),
+        ("redis", "redis", "semel[redis]", "from semel.stores.redis import AsyncRedisStore"),
+        ("grpc", "grpcio", "semel[grpc]", "import semel.adapters.grpc"),
+        ("google", "protobuf", "semel[grpc]", "import semel.adapters.grpc"),
+        ("google.protobuf", "protobuf", "semel[grpc]", "import semel.adapters.grpc"),
+    ],
+)
+def test_the_package_is_named_that_brings_the_module(missing, package, install, use):
+    script = WITHOUT.format(packages=(missing,), use=use)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == (
+        f"ModuleNotFoundError {missing} {use.split()[1]} needs the package {package}: "
+        f"pip install '{install}'"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import traceback
 from urllib.parse import unquote, urlsplit
 
 import psycopg
@@ -12,7 +13,7 @@ import pytest
 
 from semel import Idempotency, open_async_store, open_store
 from semel.core.records import Claimed, ClaimRequest, Encoded, Identity
-from semel.errors import RecordUnreadable
+from semel.errors import RecordUnreadable, StoreError
 from semel.testing import StoreDriver
 
 RESULT = Encoded("json", b"1")
@@ -152,6 +153,41 @@ def test_once_expired_it_is_forgotten_as_nothing_and_is_gone(store, url, damage)
     assert not store.forget(BAD)
     spoil(url, "status = 1, format = 1, expire_at = NULL")
     assert store.get(BAD) is None
+
+
+CARD = Identity("orders", "card-4111111111111111")
+MISNAMED = {
+    "postgresql": "digest = gen_random_uuid()",
+    "mysql": "digest = unhex(md5('another'))",
+}
+"""Rows that have a key of ours and another digest: no statement of semel finds them, or may pass."""
+
+
+def chain_of(error: BaseException | None) -> list[BaseException]:
+    found = []
+    while error is not None:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+@pytest.mark.parametrize("database", ["postgres", "mysql"])
+@pytest.mark.parametrize("opened", [open_store, open_async_store])
+def test_a_row_under_another_digest_is_an_error_that_has_no_raw_key(request, database, opened):
+    url = request.getfixturevalue(f"{database}_url")
+    with contextlib.closing(StoreDriver(opened(url))) as store:
+        assert store.put(CARD, RESULT, 600, owner=b"anna".ljust(12))
+        run(url, f"UPDATE idempotent_record SET {MISNAMED[urlsplit(url).scheme]}")  # noqa: S608 - ours
+        for verb in (
+            lambda: store.claim(ClaimRequest(CARD, b"bob".ljust(12), None, 600.0, 600.0)),
+            lambda: store.put(CARD, RESULT, 600, owner=b"bob".ljust(12)),
+        ):
+            with pytest.raises(StoreError) as caught:
+                verb()
+            said = "".join(traceback.format_exception(caught.value))
+            assert "that semel did not write" in said or "that is not semel's" in said
+            # What a traceback shows of each error: source lines of this file aside.
+            assert all(CARD.key not in str(error) for error in chain_of(caught.value))
 
 
 def test_an_engine_lists_the_others(url):

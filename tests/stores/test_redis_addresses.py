@@ -33,16 +33,14 @@ def test_addresses_are_read(text, expected):
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_bad_address_is_named_in_the_error(text):
-    with pytest.raises(ConfigError, match="bad address") as caught:
+def test_a_bad_address_is_named_by_its_place(text):
+    with pytest.raises(ConfigError, match=r"address [12] of the URL is wrong") as caught:
         parse_addresses(text)
-    assert any(
-        repr(part.strip()) in str(caught.value) for part in text.replace(";", ",").split(",")
-    )
+    assert repr(text) not in str(caught.value), "it may be a login whose @ is missing"
 
 
 def test_only_the_bad_one_of_many_is_named():
-    with pytest.raises(ConfigError, match="bad address 'b:x' in 'a:1;b:x;c:3'"):
+    with pytest.raises(ConfigError, match="address 2 of the URL is wrong: what follows"):
         parse_addresses("a:1;b:x;c:3")
 
 
@@ -93,22 +91,22 @@ def test_a_sentinel_url_names_the_service():
 
 
 MISTAKES = {
-    "redis://h:1/x": "database must be a number, got 'x'",
-    "redis://h:1/0/1": "database must be a number, got '0/1'",
-    "redis://h?db=x": "option 'db' .* bad value 'x'",
+    "redis://h:1/x": "database must be a number",
+    "redis://h:1/0/1": "database must be a number",
+    "redis://h?db=x": "option 'db' .* bad value",
     "redis://h?retrys=3": "unknown option 'retrys'",
     "redis://h?credential_provider=x": "redis-py's others are given by name",
     "redis://h?timeout=2": "timeout is an option of open_store, and the setting store_timeout",
-    "redis://h?socket_keepalive=maybe": "option 'socket_keepalive' .* bad value 'maybe'",
+    "redis://h?socket_keepalive=maybe": "option 'socket_keepalive' .* bad value",
     "redis://h?decode_responses=1": "unknown option 'decode_responses'",
     "redis://h?max_connections=0": "max_connections must be a positive number, got 0",
-    "redis://a:1,b:2": r"takes one server, got 'a:1,b:2'.*redis\+cluster",
-    "redis+cluster://": "bad address ''",
+    "redis://a:1,b:2": r"takes one server, got 2.*redis\+cluster",
+    "redis+cluster://": "address 1 of the URL is wrong: no host name",
     "redis+cluster://a:1/3": "one database only",
     "redis+cluster://a:1?db=3": "one database only",
     "redis+sentinel://a:1": "needs the name of the service",
     "redis+sentinel://a:1/": "needs the name of the service",
-    "redis+sentinel://a:1/main/x": "database must be a number, got 'x'",
+    "redis+sentinel://a:1/main/x": "database must be a number",
     "redis+unix://": "needs a socket file",
     "redis+unix://host/run/redis.sock": "needs a socket file",
 }

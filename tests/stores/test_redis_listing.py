@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -323,3 +325,27 @@ def test_a_store_on_a_cluster_is_not_told_to_open_a_cluster():
     error = failure(driver.MovedError("1 h:2"), "redis cluster h:1")
     assert "did not settle in time; see CLUSTER INFO" in str(error)
     assert "redis+cluster://" not in str(error)
+
+
+# --- cursors ---------------------------------------------------------------------------------
+
+
+def forged(*waiting: Identity) -> str:
+    """A cursor that a caller has made, with records that no listing has found."""
+    return base64.urlsafe_b64encode(msgspec.json.encode([None, 0, waiting])).decode()
+
+
+def test_a_forged_cursor_reads_nothing_that_was_not_asked_for(store):
+    mine, other, audit = Identity("a", "1"), Identity("b", "1"), Identity(AUDIT_SCOPE, "1")
+    for identity in (mine, other, audit):
+        store.put(identity, RESULT, 60, owner=new_owner())
+    cursor = forged(mine, other, audit)
+
+    def found(**ask):
+        return [record.identity for record in store.scan(cursor=cursor, **ask).records]
+
+    assert found(scope="a") == [mine]
+    assert found(scope="b") == [other]
+    assert found() == [mine, other]
+    assert found(scope="a", prefix="2") == []
+    assert found(scope="a", state=State.FAILED) == []

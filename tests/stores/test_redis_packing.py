@@ -342,6 +342,7 @@ def test_one_damaged_record_does_not_spoil_a_batch_or_a_listing(
     assert {record.identity.key for record in store.scan().records} == {"good", "new"}
     assert store.counts().succeeded == 1
     assert "left out of the listing" in caplog.text
+    assert bad.key_digest in caplog.text
     with pytest.raises(RecordUnreadable):
         store.get_many([good, bad])
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from semel.core.records import Encoded, Identity, PutRequest
+from semel.errors import StoreFull
+from semel.repair import purge
 from semel.stores.sql import sqlite
 from semel.stores.sql.sqlite import LOG_PAGES, SQLiteStore
 from semel.stores.urls import open_async_store, open_store
@@ -58,3 +60,44 @@ def test_the_log_is_cut_when_a_long_reader_has_left(tmp_path, monkeypatch):
         for number in range(40, 60):
             store.put(Identity("s", str(number)), large, 60, owner=os.urandom(12))
         assert log.stat().st_size <= 3 << 20
+
+
+def test_a_full_disk_is_explained_and_a_purge_makes_room_that_is_used_again(tmp_path):
+    """As on a disk: a purge needs room first, and no file becomes smaller by it."""
+    now = [1_000_000.0]
+    connection = sqlite3.connect(tmp_path / "semel.db", check_same_thread=False)
+    with (
+        closing(connection),
+        closing(SQLiteStore(connection=connection, clock=lambda: now[0])) as store,
+    ):
+
+        def fill():
+            for number in range(RECORDS):
+                store.put(Identity("s", f"{now[0]}-{number}"), RESULT, 60.0, owner=os.urandom(12))
+
+        def room(pages):
+            (used,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count = {used + pages}")
+
+        def fill_trail():
+            for _ in range(RECORDS):  # each has an entry in the audit trail
+                purge(store)
+
+        store.counts()
+        room(50)
+        with pytest.raises(StoreFull, match="Make 16 MB of room on its disk first") as caught:
+            fill()
+        assert "then run semel purge" in str(caught.value)
+        kept = store.counts().succeeded
+        assert kept > 10
+        with pytest.raises(StoreFull, match=r"nothing was done.*Make 16 MB of room"):
+            fill_trail()
+        now[0] += 120.0
+        with pytest.raises(StoreFull, match=r"nothing was done.*Make 16 MB of room"):
+            purge(store)
+        room(50)
+        assert purge(store) == kept
+        room(0)
+        with pytest.raises(StoreFull):
+            fill()
+        assert store.counts().succeeded > kept / 2, "in the room of those that are gone"

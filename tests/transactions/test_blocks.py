@@ -250,3 +250,22 @@ async def test_the_ordinary_calls_inside_a_block_warn_at_the_place_where_they_ar
             with pytest.warns(OutsideTransaction, match="committed at once") as warned:
                 await use_the_ordinary_call(idem)
         assert [warning.filename for warning in warned] == [inspect.getfile(type(world))]
+
+
+async def test_secrets_of_fingerprints_are_rotated(world):
+    old, new = "an old secret of 24 bytes", "a new secret of 23 bytes"
+    loose = Policy(mismatch="replace")
+    async with world.engine(fingerprint_secret=old) as before:
+        await world.pay(before, payload=1)
+        await world.pay(before, "loose", payload=1, policy=loose)
+    async with world.engine(fingerprint_secret=[new, old]) as during:
+        assert (await world.pay(during, payload=1)).replayed
+        assert (await world.pay(during, "loose", payload=1, policy=loose)).replayed
+        with pytest.raises(PayloadMismatch):
+            await world.pay(during, payload=2)
+        await world.pay(during, "fresh", payload=1)
+    async with world.engine(fingerprint_secret=new) as after:
+        assert (await world.pay(after, "fresh", payload=1)).replayed
+        with pytest.raises(PayloadMismatch):
+            await world.pay(after, payload=1)
+    assert sorted(world.entries()) == ["fresh", "loose", "order-1"]

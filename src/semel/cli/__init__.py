@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from semel import __version__
 from semel.cli import audit, deciding, doctor, finding, reading, stuck, upkeep
 from semel.cli.formatting import STATES
 from semel.cli.store import LIMIT
-from semel.cli.terminal import LogLines, escape_unknown
+from semel.cli.terminal import LogLines, escape_unknown, say
 from semel.core.keys import KeyGenerator
 from semel.core.records import LONGEST
 from semel.core.settings import parse_duration
@@ -98,7 +98,7 @@ def _drop_output() -> None:
 
 
 def _complain(what: object, code: int) -> int:
-    print(f"semel: {what}", file=sys.stderr)
+    say(f"semel: {what}")
     return code
 
 
@@ -116,11 +116,20 @@ A decision is final: it cannot be resolved again. If it was wrong:
 _EXIT_CODES = "exit codes: 0 = well, 1 = something was found or could not be done, 2 = wrong usage"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Explains how to write a key that looks like an option."""
+
+    def error(self, message: str) -> NoReturn:
+        """Write the usage and what is wrong, and exit."""
+        if message.endswith((" KEY", " TEXT")):  # the argument that is missing
+            scope = "SCOPE " if message.endswith(" KEY") else ""
+            message += f"; a key that begins with - goes after --: {self.prog} {scope}-- -x"
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
     """Make the parser of all commands; each one sets `run`."""
-    whole = argparse.ArgumentParser(
-        prog="semel", description="Look after idempotency records.", epilog=_EXIT_CODES
-    )
+    whole = _Parser(prog="semel", description="Look after idempotency records.", epilog=_EXIT_CODES)
     whole.add_argument("--version", action="version", version=f"semel {__version__}")
     whole.add_argument("--url", help="the store; else SEMEL_URL, semel.toml")
     whole.add_argument("--prefix", dest="store_prefix", help="the store's prefix (idem:)")

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 
 from semel.cli.formatting import as_json, columns, moment
 from semel.cli.store import checked_digest, open_engine
-from semel.cli.terminal import coloured
+from semel.cli.terminal import coloured, say
 from semel.core.records import Identity, Record
 from semel.errors import ConfigError
 from semel.repair import AuditEntry, AuditTrail
@@ -56,7 +56,7 @@ def list_entries(options: Namespace) -> int:
     else:
         print("the audit trail has no such entries")
     if len(found) > options.limit:
-        print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
+        say(f"there are more than {options.limit}: see --limit")
     return 0
 
 

@@ -6,18 +6,18 @@ Each takes the parsed options and returns the exit code.
 from __future__ import annotations
 
 import logging
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Final
 
 from semel import repair
 from semel.cli.audit import user
-from semel.cli.formatting import duration, exhausted, moment, printable, state_of
+from semel.cli.formatting import duration, exhausted, moment, state_of
 from semel.cli.results import resolution_of
 from semel.cli.store import NO_RECORD, key_of, open_engine
-from semel.cli.terminal import can_ask, confirmed
+from semel.cli.terminal import can_ask, confirmed, say
 from semel.core import run_info
+from semel.core.observers import printable
 from semel.core.records import Record, State
 from semel.errors import ConfigError, RecordUnreadable
 from semel.repair import (
@@ -43,24 +43,24 @@ def forget(options: Namespace) -> int:
         key = key_of(engine, options)
         found = None if key is None else _peek(engine, key, options.scope)
         if key is None or found is None:
-            print(NO_RECORD, file=sys.stderr)
+            say(NO_RECORD)
             return 1
         if not options.yes and _may_run(found):
             if not _confirmed(found, f"{options.scope} {printable(key)}"):
-                print("nothing was forgotten", file=sys.stderr)
+                say("nothing was forgotten")
                 return 1
             if not _same(found, _peek(engine, key, options.scope)):
-                print("nothing was forgotten: it has changed meanwhile", file=sys.stderr)
+                say("nothing was forgotten: it has changed meanwhile")
                 return 1
         if not repair.forget(
             engine, key, scope=options.scope, name=user(options), reason=options.reason
         ):
-            print(NO_RECORD, file=sys.stderr)
+            say(NO_RECORD)
             return 1
     print("forgotten: the next call runs again")
     if isinstance(found, RecordUnreadable) or found.state is State.PROCESSING:
         was = "unreadable" if isinstance(found, RecordUnreadable) else state_of(found)
-        print(f"it was {was}: it may have happened already", file=sys.stderr)
+        say(f"it was {was}: it may have happened already")
     return 0
 
 
@@ -122,7 +122,7 @@ def resolve(options: Namespace) -> int:
     with open_engine(options) as engine:
         key = key_of(engine, options)
         if key is None:
-            print(f"nothing was decided: {NO_RECORD}", file=sys.stderr)
+            say(f"nothing was decided: {NO_RECORD}")
             return 1
         retryable = isinstance(resolution, Failed) and resolution.retryable
         before = engine.peek(key, scope=options.scope) if retryable else None
@@ -138,10 +138,10 @@ def resolve(options: Namespace) -> int:
         )
         if decision is None:
             why = _why_not(engine.peek(key, scope=options.scope))
-            print(f"nothing was decided: {why}", file=sys.stderr)
+            say(f"nothing was decided: {why}")
             return 1
     if not isinstance(decision, Resolved):
-        print("nothing was decided: somebody else was faster", file=sys.stderr)
+        say("nothing was decided: somebody else was faster")
         return 1
     runs = before is None or not exhausted(before)
     print(f"resolved as {_named(resolution, runs=runs)}")
@@ -150,7 +150,7 @@ def resolve(options: Namespace) -> int:
     if not retryable:
         again = "a call after that runs again"
     print(f"kept until {moment(decision.kept_until)} ({left}); {again}")
-    print(FINAL, file=sys.stderr)
+    say(FINAL)
     return 0
 
 

@@ -7,16 +7,15 @@ let through, and compares each.
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote
 
-from semel.cli.formatting import printable
 from semel.cli.reading import print_records
 from semel.cli.store import PAGE, digest_of, hint_if_empty, open_engine, read_pages
-from semel.cli.terminal import Progress
+from semel.cli.terminal import Progress, say
+from semel.core.observers import printable
 from semel.core.records import Identity, Record
 from semel.errors import ConfigError, InvalidKey
 from semel.http.problems import INSTANCE
@@ -91,14 +90,14 @@ def find(options: Namespace) -> int:
                 print_records([*found.values()][: options.limit], options)
         hint = None if found or read else hint_if_empty(engine, options)
     if len(found) > options.limit:
-        print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
+        say(f"there are more than {options.limit}: see --limit")
     if not found:
         hidden = digests if wanted.may_be_key else 0  # a digest finds those, too
-        print(f"none of {read} records has it{_hint(options, hidden)}", file=sys.stderr)
+        say(f"none of {read} records has it{_hint(options, hidden)}")
         if wanted.may_be_key:
-            print(f"find compares whole keys{_parts(partly)}", file=sys.stderr)
+            say(f"find compares whole keys{_parts(partly)}")
     if hint is not None:
-        print(hint, file=sys.stderr)
+        say(hint)
     return 0 if found else 1
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from semel.core import run_info
+from semel.core.observers import printable
 from semel.core.policy import DAY, HOUR, MINUTE
 from semel.core.records import Record, State
 
@@ -188,16 +189,6 @@ def pairs(named: Mapping[str, object], *, colour: bool = False) -> str:
 def painted(text: str, colour: str | None) -> str:
     """Write a text in a colour, if it has one."""
     return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
-
-
-def printable(text: str, *, but: str = "") -> str:
-    """Escape what a terminal would obey instead of show: a stored text may come from anywhere.
-
-    `but` are such characters that stay, as in a text of several lines.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() or each in but else repr(each)[1:-1] for each in text)
 
 
 def as_json(value: object) -> str:

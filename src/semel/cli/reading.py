@@ -27,7 +27,7 @@ from semel.cli.formatting import (
 )
 from semel.cli.results import how_to_decide, result_data, result_summary, result_text
 from semel.cli.store import NO_RECORD, PAGE, hint_if_empty, key_of, open_engine, read_pages
-from semel.cli.terminal import Progress, coloured
+from semel.cli.terminal import Progress, coloured, say
 from semel.core.records import Record
 from semel.repair.maintenance import store_of
 from semel.sync import Idempotency
@@ -41,7 +41,7 @@ def list_records(options: Namespace) -> int:
         enter_view(engine, records[: options.limit], options)
         print_records(records[: options.limit], options)
         if len(records) > options.limit:
-            print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
+            say(f"there are more than {options.limit}: see --limit")
         if not records:
             _say_why_empty(engine, options)
     return 0
@@ -50,12 +50,11 @@ def list_records(options: Namespace) -> int:
 def _say_why_empty(engine: Idempotency, options: Namespace) -> None:
     hint = hint_if_empty(engine, options)
     if hint is not None:
-        print(hint, file=sys.stderr)
+        say(hint)
     elif options.prefix:
-        print(
+        say(
             "--prefix is the beginning of the stored key, where a tenant comes first: semel find "
-            "KEY finds the key of a client below any tenant",
-            file=sys.stderr,
+            "KEY finds the key of a client below any tenant"
         )
 
 
@@ -77,7 +76,7 @@ def show(options: Namespace) -> int:
         key = key_of(engine, options)
         record = None if key is None else engine.peek(key, scope=options.scope)
         if record is None:
-            print(NO_RECORD, file=sys.stderr)
+            say(NO_RECORD)
             return 1
         enter_view(engine, [record], options)
     if options.json:
@@ -98,7 +97,7 @@ def counts(options: Namespace) -> int:
         hint = None if any(counted.values()) else hint_if_empty(engine, options)
     _print_fields(counted, options)
     if hint is not None:
-        print(hint, file=sys.stderr)
+        say(hint)
     return 0
 
 

@@ -16,9 +16,10 @@ from typing import Final, assert_never
 
 import msgspec
 
-from semel.cli.formatting import as_json, exhausted, printable
+from semel.cli.formatting import as_json, exhausted
 from semel.core import run_info
 from semel.core.codec import BY_STORED_NAME
+from semel.core.observers import printable
 from semel.core.records import Record
 from semel.core.stored_answers import GRPC, HTTP
 from semel.errors import ConfigError

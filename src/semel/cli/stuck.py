@@ -17,9 +17,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from semel.cli.formatting import STUCK, as_json, columns, duration, fields, printable, stuck_row
+from semel.cli.formatting import STUCK, as_json, columns, duration, fields, stuck_row
 from semel.cli.store import LIMIT, hint_if_empty, open_engine
-from semel.cli.terminal import Screen, coloured
+from semel.cli.terminal import Screen, coloured, say
+from semel.core.observers import printable
 from semel.core.records import Record
 from semel.errors import StoreError
 from semel.repair.maintenance import ALERT_AFTER, store_of
@@ -78,9 +79,9 @@ def stuck(options: Namespace) -> int:
     else:
         print(_table(found))
     if found.more:
-        print(f"there are more than {options.limit}: see --limit", file=sys.stderr)
+        say(f"there are more than {options.limit}: see --limit")
     if hint is not None:
-        print(hint, file=sys.stderr)
+        say(hint)
     return 1 if found.counts(options.older_than) else 0
 
 

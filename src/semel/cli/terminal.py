@@ -16,6 +16,8 @@ from io import TextIOWrapper
 from time import monotonic
 from typing import ClassVar, Final, Self, TextIO, cast
 
+from semel.core.observers import printable
+
 DELAY: Final = 0.5
 """Seconds that work may take before its progress is shown."""
 INTERVAL: Final = 0.2
@@ -111,8 +113,17 @@ class Progress:
         self.clear()
 
 
+def say(text: str, *, end: str = "\n") -> None:
+    """Write to stderr, without what a terminal would obey."""
+    print(printable(text, but="\n"), end=end, file=sys.stderr, flush=True)
+
+
 class LogLines(logging.StreamHandler[TextIO]):
     """Writes the log to stderr, each line on a line of its own also while progress is shown."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record as text, with its traceback, without what a terminal would obey."""
+        return printable(super().format(record), but="\n")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
@@ -128,10 +139,10 @@ def can_ask() -> bool:
 
 def confirmed(question: str) -> bool:
     """Ask; anything but a yes is a no."""
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    say(f"{question} [y/N] ", end="")
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):  # Ctrl-D
-        print(file=sys.stderr)
+        say("")
     return answer.strip().lower() in {"y", "yes"}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from semel.cli.audit import user
 from semel.cli.deciding import audit_of
 from semel.cli.store import open_deciding_store, open_engine
-from semel.cli.terminal import Progress
+from semel.cli.terminal import Progress, say
 from semel.core.stop import Stop
 from semel.errors import ConfigError, StoreError
 from semel.repair import GaveUp, Report, Unresolved, purge
@@ -106,7 +106,7 @@ def _repeated(once: Callable[[Callable[[], bool]], int], every: float | None) ->
         try:
             once(stopped.is_set)
         except StoreError as error:
-            print(f"semel: {error}; trying again", file=sys.stderr, flush=True)
+            say(f"semel: {error}; trying again")
         if stopped.wait(every):
             return 0
 

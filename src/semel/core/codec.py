@@ -36,6 +36,7 @@ from semel.core.codec_types import (
     WriteTree,
     class_format_of,
     full_name,
+    outlined,
     type_name,
     write_object,
 )
@@ -126,12 +127,9 @@ def encode_result(
     except Exception as error:  # noqa: BLE001 - a user's type may do anything; the effect is done
         if first is None:
             return encode_result(value, codec, identity, hint, limit, first=origin(error))
-        if isinstance(error, SerializationError):
-            reason = str(error)
-        else:
-            # Not its text: it may quote the value, which was perhaps to be encrypted.
-            kind = type(value).__name__
-            reason = f"{type(error).__name__} while {step} {kind} with the codec {codec.name}"
+        kind = type(value).__name__
+        unsaid = f"{type(error).__name__} while {step} {kind} with the codec {codec.name}"
+        reason = _reason(error, codec, unsaid)
         return StoredResult(omitted(reason), value, reason)
     return StoredResult(Encoded(codec.name, data), back, None, first)
 
@@ -158,16 +156,45 @@ def decode_result(
     try:
         if stored.codec != codec.name:
             decoding = decoder_for(stored.codec, others)
+            check_accepted(decoding, codec)
         context = b"" if type(decoding) in UNBOUND else identity.encoded
         return decoding.decode(stored.data, context, hint)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a codec may raise anything; it becomes ours
         if not again:
             decode_result(stored, identity, hint, codec, others, again=True)
             raise origin(error) from None  # It was not the codec's: a signal handler raised it.
-        reason = f"{type(error).__name__} while reading it back"
-        if isinstance(error, SerializationError):
-            reason = error.text
-        raise about(ResultUnavailable(reason), identity) from error
+        reason = _reason(error, decoding, f"{type(error).__name__} while reading it back")
+        unavailable = about(ResultUnavailable(reason), identity)
+        # A traceback shows the cause, and its text may quote the value.
+        raise unavailable from None if is_encrypted(decoding) else error
+
+
+def is_encrypted(codec: Codec) -> bool:
+    """Return whether no text about this codec's results may show a part of them."""
+    return getattr(codec, "encrypted", False) is True
+
+
+def check_accepted(written_by: Codec, codec: Codec) -> None:
+    """Raise `SerializationError` for a result that a policy with `codec` must not read.
+
+    A process that writes to the store chooses the name of the codec that reads its bytes. Only the
+    policy can say that a plain one must not be among them.
+    """
+    if getattr(codec, "strict", False) is True and not is_encrypted(written_by):
+        raise outlined(
+            f"the stored result is plain ({written_by.name}), and the policy reads only encrypted "
+            "ones; if it was stored before you switched encryption on, read it with "
+            "EncryptedCodec(..., strict=False)"
+        )
+
+
+def _reason(error: Exception, codec: Codec, unsaid: str) -> str:
+    """Say why a result cannot be stored or read; `unsaid` where the error's text may quote it."""
+    if not isinstance(error, SerializationError):
+        return unsaid
+    if is_encrypted(codec):
+        return unsaid if error.outline is None else error.outline
+    return error.text
 
 
 def origin(error: Exception) -> BaseException:
@@ -298,7 +325,7 @@ class Writer:
             try:
                 trees.append([self.tree(key), self.tree(value)])
             except Unsupported as unsupported:
-                raise unsupported.inside(f"[{key!r}]") from None
+                raise unsupported.inside_key(key) from None
         return trees
 
     def plain_dict(self, values: Mapping[str, object]) -> dict[str, Tree]:
@@ -309,7 +336,7 @@ class Writer:
                 check_text(key)
                 trees[key] = self.tree(value)
             except Unsupported as unsupported:
-                raise unsupported.inside(f"[{key!r}]") from None
+                raise unsupported.inside_key(key) from None
         return trees
 
     def fields(self, values: Mapping[str, object]) -> dict[str, Tree]:
@@ -453,7 +480,7 @@ class _TreeCodec:
             # Not its text, here and below: it may quote the value, and the reason why a result
             # cannot be stored is stored in plain text, even where results are encrypted.
             reason = f"the result cannot be stored: {type(error).__name__} while it was encoded"
-            raise SerializationError(reason) from error
+            raise outlined(reason) from error
 
     def decode(self, data: bytes, context: bytes, hint: object = None) -> Any:
         """Read a result back, or say why it cannot be read."""
@@ -464,12 +491,12 @@ class _TreeCodec:
                 return tree
             return Reader(READERS, hint).value(tree)
         except Unsupported as unsupported:
-            raise SerializationError(f"the stored result cannot be read: {unsupported}") from None
+            raise outlined(f"the stored result cannot be read: {unsupported}") from None
         except Exception as error:  # damaged bytes, and classes that have changed: any may come
             reason = (
                 f"the stored result cannot be read: {type(error).__name__} while it was decoded"
             )
-            raise SerializationError(reason) from error
+            raise outlined(reason) from error
 
 
 def _reject_extension(code: int, _: memoryview) -> NoReturn:
@@ -519,7 +546,7 @@ def decoder_for(stored_name: str, extra: Mapping[str, Codec]) -> Codec:
     """Return the codec that wrote a result, by its stored name; `extra` are the caller's own."""
     codec = extra.get(stored_name, BY_STORED_NAME.get(stored_name))
     if codec is None:
-        raise SerializationError(
+        raise outlined(
             f"the stored result was written by the codec {stored_name!r}, which is not known here"
         )
     return codec

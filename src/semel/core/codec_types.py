@@ -4,7 +4,8 @@ Built-in types are found by their exact type, for a subclass is another type. Ob
 stored by their fields, under the name of their class. A stored name never causes an import. It is
 looked for, in this order, among the classes of the hint, among the registered ones, and in modules
 that are loaded. A class that has moved is found by its simple name if the hint knows exactly one
-like it.
+like it. What is found counts only if the hint speaks of it, of a base class of it, or of anything
+(`Named.permits`): a stored name must not choose among all classes of a program.
 
 A tag, once released, is read for ever; a changed format gets a new tag.
 """
@@ -67,6 +68,16 @@ ReadTree: TypeAlias = "Callable[[dict[str, Tree], Reader], Any]"
 _SHOWN_STEPS = 12
 
 
+def outlined(text: str, outline: str | None = None) -> SerializationError:
+    """Make an error whose text, or else its `outline`, quotes no value.
+
+    It names types and fields, which code defines.
+    """
+    error = SerializationError(text)
+    error.outline = text if outline is None else outline
+    return error
+
+
 class Unsupported(Exception):
     """A part of a value cannot be stored or compared.
 
@@ -77,19 +88,24 @@ class Unsupported(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self._steps: list[str] = []
+        self._steps: list[tuple[str, str]] = []
 
-    def inside(self, step: str) -> Unsupported:
-        """Add the step that led here: `[0]`, `['a']` or `.name`."""
-        self._steps.append(step)
+    def inside(self, step: str, outline: str | None = None) -> Unsupported:
+        """Add the step that led here: `[0]` or `.name`; `outline` is shown where it must not be."""
+        self._steps.append((step, step if outline is None else outline))
         return self
+
+    def inside_key(self, key: object) -> Unsupported:
+        """Add the key of a dict, `['a']`; it is part of the value."""
+        return self.inside(f"[{key!r}]", "[...]")
 
     def as_error(self, root: str) -> SerializationError:
         """Make the error for the caller: the reason, and where it is, from `root` on."""
         steps = [*self._steps[: -_SHOWN_STEPS - 1 : -1]]
         if len(self._steps) > _SHOWN_STEPS:
-            steps.append("...")
-        return SerializationError(f"{self.reason} (at {root}{''.join(steps)})")
+            steps.append(("...", "..."))
+        shown, outline = ("".join(way) for way in zip((root, root), *steps, strict=True))
+        return outlined(f"{self.reason} (at {shown})", f"{self.reason} (at {outline})")
 
 
 def type_name(cls: type) -> str:
@@ -279,7 +295,7 @@ def _read_flag(cls: type[enum.Flag], tree: dict[str, Tree], reader: Reader) -> o
 def _write_enum(value: enum.Enum, _: Writer) -> dict[str, Tree]:
     # By name: the value of a member may be anything, its name is always a string.
     if type(value).__members__.get(value._name_) is not value:
-        raise Unsupported(f"{type_name(type(value))} has no member called {value._name_}")
+        raise Unsupported(f"{type_name(type(value))} has no member for its value")
     return {VALUE: value._name_}
 
 
@@ -337,7 +353,7 @@ def _write_dataclass(value: object, writer: Writer) -> dict[str, Tree]:
         and not isinstance(getattr(cls, name, None), cached_property)
     }
     if extra:
-        tree[EXTRA] = writer.fields(extra)
+        tree[EXTRA] = writer.plain_dict(extra)  # names that no class declares are data
     return tree
 
 
@@ -345,10 +361,11 @@ def _read_dataclass(cls: type, tree: dict[str, Tree], reader: Reader) -> object:
     fields = {field.name: field for field in dataclass_fields(cls)}
     values = reader.fields(tree[VALUE])
     _complete(cls, values, fields, lambda name: _dataclass_default(fields[name]))
-    values.update(reader.fields(tree.get(EXTRA, {})))
     made: object = object.__new__(cls)
     for name, value in values.items():
         object.__setattr__(made, name, value)  # a frozen class rejects its own
+    if EXTRA in tree:
+        made.__dict__.update(reader.fields(tree[EXTRA]))  # as it was there: no property is set
     return made
 
 
@@ -447,6 +464,7 @@ def write_object(value: object, writer: Writer) -> Tree:
     cls = type(value)
     registered = REGISTERED_CLASSES.get(cls)
     if registered is not None and registered.encode is not None:
+        _check_named(cls, writer.hint)
         body = writer.tree(registered.encode(value))
         return {TAG: CUSTOM, TYPE: registered.name, VALUE: body}
     form = class_format_of(cls)
@@ -468,6 +486,7 @@ def _read_custom(tree: dict[str, Tree], reader: Reader) -> object:
     registered = REGISTERED_NAMES.get(tree[TYPE])
     if registered is None or registered.decode is None:
         raise Unsupported(f"type {tree[TYPE]} is not registered here: call semel.register_type")
+    _check_named(registered.cls, reader.hint)
     return registered.decode(reader.value(tree[VALUE]))
 
 
@@ -505,6 +524,7 @@ def _name_of(cls: type, fits: Callable[[type], bool], hint: object) -> str:
     """Name a class, after making sure that the name leads back to it."""
     registered = REGISTERED_CLASSES.get(cls)
     name = full_name(cls) if registered is None else registered.name
+    _check_named(cls, hint)
     if _lookup(name, fits, hint) is not cls:
         raise Unsupported(
             f"{type_name(cls)} could not be found again by its name; define it in a module,"
@@ -519,7 +539,17 @@ def _class_named(name: str, fits: Callable[[type], bool], hint: object) -> type:
         raise Unsupported(
             f"type {name.replace(':', '.')} is not known here: import it, or pass returns="
         )
+    _check_named(cls, hint)
     return cls
+
+
+def _check_named(cls: type, hint: object) -> None:
+    """Raise `Unsupported` for a class that the hint does not speak of."""
+    if hint is not None and not named_by(hint).permits(cls):
+        raise Unsupported(
+            f"{type_name(cls)} is none of the types that returns= or the return annotation names; "
+            "name it there, or a base class of it"
+        )
 
 
 def _lookup(name: str, fits: Callable[[type], bool], hint: object) -> type | None:
@@ -527,7 +557,7 @@ def _lookup(name: str, fits: Callable[[type], bool], hint: object) -> type | Non
 
 
 def _candidates(name: str, hint: object) -> Iterator[type]:
-    hinted = classes_in(hint)
+    hinted = named_by(hint).classes
     if name in hinted:
         yield hinted[name]
     if name in REGISTERED_NAMES:
@@ -573,46 +603,93 @@ def _namespace(owner: object) -> Mapping[str, object]:
 # --- which classes a type hint speaks of --------------------------------------------------
 
 
-def classes_in(hint: object) -> Mapping[str, type]:
-    """Map names to classes: those that the hint speaks of, and those of their fields."""
+class Named(NamedTuple):
+    """What a hint says about the classes of a value."""
+
+    classes: Mapping[str, type]
+    """Those that it speaks of and those of their fields, by name."""
+    anything: bool
+    """Whether some part of the value may be of any class: `Any`, a bare `list`, and their like."""
+
+    def permits(self, cls: type) -> bool:
+        """Return whether an object of this class may be part of the value."""
+        return self.anything or any(full_name(base) in self.classes for base in cls.__mro__)
+
+
+def named_by(hint: object) -> Named:
+    """Return the classes that the hint speaks of, and those of their fields."""
     try:
-        return _cached_classes_in(hint)
+        return _cached_named_by(hint)
     except TypeError:  # a hint that cannot be hashed, like Annotated[int, []]
-        return _classes_in(hint)
+        return _named_by(hint)
 
 
-def _classes_in(hint: object) -> Mapping[str, type]:
+def _named_by(hint: object) -> Named:
     found: dict[str, type] = {}
-    todo = [hint]
+    anything = False
+    todo: list[tuple[object, bool]] = [(hint, False)]
     while todo:
-        part = todo.pop()
-        if not isinstance(part, type) or typing.get_origin(part) is not None:
-            todo.extend(_parts(part))
-        elif full_name(part) not in found:
-            found[full_name(part)] = part
-            todo.extend(_field_hints(part))
-    return found
+        part, has_arguments = todo.pop()
+        if isinstance(part, type) and typing.get_origin(part) is None:
+            anything |= not has_arguments and _holds_anything(part)
+            if full_name(part) not in found:
+                found[full_name(part)] = part
+                todo.extend((each, False) for each in _field_hints(part))
+        elif not isinstance(part, TypeVar):  # what that stands for is said where its class is named
+            parts = [*_parts(part)]
+            anything |= not parts and part not in _NO_CLASSES
+            todo.extend(parts)
+    return Named(found, anything)
 
 
-_cached_classes_in = lru_cache(maxsize=256)(_classes_in)
+_cached_named_by = lru_cache(maxsize=256)(_named_by)
+
+_NO_CLASSES: Final = (None, ..., typing.Never, typing.NoReturn)
 
 
-def _parts(hint: object) -> Iterator[object]:
-    """Open a hint that is no class: Optional, Union, list[X], Annotated, an alias, a NewType."""
-    origin = typing.get_origin(hint)
-    if origin is not None:
-        yield origin
-        yield from typing.get_args(hint)
+def _holds_anything(cls: Any) -> bool:
+    """Whether a class, named alone, says nothing about what its objects hold, or are."""
+    if cls in (object, Any) or getattr(cls, "_is_protocol", False):
+        return True
+    if getattr(cls, "__parameters__", ()):  # a generic class
+        return True
+    return (
+        issubclass(cls, Iterable)
+        and not issubclass(cls, (str, bytes, bytearray))
+        and class_format_of(cls) is None
+        and not typing.is_typeddict(cls)
+    )
+
+
+def _parts(hint: object) -> Iterator[tuple[object, bool]]:
+    """Open a hint that is no class: Optional, Union, list[X], Annotated, an alias, a NewType.
+
+    Each part comes with whether its arguments are given.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        arguments = tuple({type(each) for each in arguments})
+    elif origin is typing.Annotated:
+        arguments = arguments[:1]  # what follows is no type
+    elif isinstance(origin, type):
+        yield origin, bool(arguments)
+    for each in arguments:
+        yield from ((part, False) for part in each) if isinstance(each, list) else ((each, False),)
     for name in ("__value__", "__supertype__"):
         inner = getattr(hint, name, None)
         if inner is not None:
-            yield inner
+            yield inner, False
 
 
 def _field_hints(cls: Any) -> list[object]:
     if is_pydantic_model(cls):
         return [field.annotation for field in cls.model_fields.values()]
+    bases = [  # Page[Order], of which Order is a part
+        base
+        for base in getattr(cls, "__orig_bases__", ())
+        if typing.get_origin(base) not in (None, typing.Generic, typing.Protocol)
+    ]
     try:
-        return list(typing.get_type_hints(cls).values())
+        return [*bases, *typing.get_type_hints(cls).values()]
     except Exception:  # noqa: BLE001 - evaluates the user's text; a name may not exist any more
-        return list(vars(cls).get("__annotations__", {}).values())
+        return [*bases, *vars(cls).get("__annotations__", {}).values()]

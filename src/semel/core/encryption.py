@@ -2,18 +2,21 @@
 
 AES-GCM with a fresh 96-bit nonce. The data is `length of key id | key id | nonce | ciphertext`; key
 id, codec name and context are authenticated with it, so that a result cannot be moved to another
-record or passed off as written by another codec. Errors say nothing but that it did not work.
+record or passed off as written by another codec. The stored codec name itself is not: it is the
+engine that refuses a plain result in place of an encrypted one (`strict`, see `decode_result`).
+Errors say nothing but that it did not work.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from semel.core.codec import Codec, JsonCodec, check_codec
+from semel.core.codec_types import outlined
 from semel.core.optional import Needed
-from semel.errors import ConfigError, SerializationError
+from semel.errors import ConfigError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -28,15 +31,28 @@ class EncryptedCodec:
 
     To rotate: add a key and make it primary; remove the old one when its last record has expired.
 
+    A policy with this codec replays encrypted results only: a plain one in the store raises
+    `ResultUnavailable`. With `strict=False` plain results are replayed, too, so that you can switch
+    encryption on while they are kept; then a process that writes to the store can forge a result.
+
     Examples:
         >>> codec = EncryptedCodec(keys={"2026": os.urandom(32)}, primary="2026")
         >>> Policy(codec=codec)
         Policy(codec=EncryptedCodec('aesgcm/1+json/1'))
     """
 
+    encrypted: ClassVar[bool] = True
+    """What is said of its results, in errors and in place of one, shows no part of them."""
+
     def __init__(
-        self, inner: Codec | None = None, *, keys: Mapping[str, bytes], primary: str
+        self,
+        inner: Codec | None = None,
+        *,
+        keys: Mapping[str, bytes],
+        primary: str,
+        strict: bool = True,
     ) -> None:
+        self.strict = strict
         self._inner: Codec = JsonCodec() if inner is None else inner
         check_codec(self._inner, "the codec inside EncryptedCodec")
         self.name = f"aesgcm/1+{self._inner.name}"
@@ -69,14 +85,14 @@ class EncryptedCodec:
         key_id, nonce, sealed = _split(data)
         cipher = self._ciphers.get(key_id)
         if cipher is None:
-            raise SerializationError("the stored result was encrypted with a key not known here")
+            raise outlined("the stored result was encrypted with a key not known here")
         try:
             plain = cipher.decrypt(nonce, sealed, self._associated(key_id, context))
         except (
             self._invalid_tag,
             ValueError,
         ):  # ValueError: cut so short that not even a tag is left
-            raise SerializationError("the stored result could not be decrypted") from None
+            raise outlined("the stored result could not be decrypted") from None
         return self._inner.decode(plain, context, hint)
 
     def _associated(self, key_id: bytes, context: bytes) -> bytes:

@@ -18,15 +18,15 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from semel.core.codec import check_text
 from semel.core.codec_types import Unsupported, type_name
 from semel.core.optional import dataclass_fields, is_dataclass, is_pydantic_model
-from semel.core.records import FINGERPRINT_BYTES
-from semel.errors import SerializationError
+from semel.core.records import FINGERPRINT_BYTES, Identity
+from semel.errors import ConfigError, SerializationError
 
 _RAW = b"raw\0"
 _RAW_TYPES = (bytes, bytearray, memoryview)
@@ -64,6 +64,34 @@ def fingerprint(payload: object, secret: bytes | None = None) -> bytes:
     if isinstance(payload, _RAW_TYPES):
         return _digest(_RAW + bytes(payload), secret)
     return _digest(_JSON + _canonical_json(payload), secret)
+
+
+def keyed(digest: bytes, identity: Identity, secret: bytes) -> bytes:
+    """Key the digest of a payload: without the secret, a reader can neither guess nor compare it.
+
+    The identity is part of it, so that equal payloads of two operations have two digests.
+    """
+    return _digest(identity.encoded + digest, secret)
+
+
+def check_secrets(value: object) -> tuple[bytes, ...]:
+    """Return the secrets of fingerprints, each as bytes; the first one writes.
+
+    Raises `ConfigError`, which never shows one.
+    """
+    given = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+    encoded = [each.encode() if isinstance(each, str) else each for each in given]
+    secrets = tuple(each for each in encoded if isinstance(each, bytes))
+    if not secrets or len(secrets) < len(encoded) or len(min(secrets, key=len)) < SHORTEST_SECRET:
+        raise ConfigError(
+            f"must be a secret of at least {SHORTEST_SECRET} bytes, or several for a rotation: the "
+            "first one writes, all are compared"
+        )
+    return secrets
+
+
+SHORTEST_SECRET: Final = 16
+"""Bytes. A shorter secret is found by trying."""
 
 
 def _digest(message: bytes, secret: bytes | None) -> bytes:
@@ -169,7 +197,7 @@ def _mapping(value: Mapping[object, object]) -> object:
         try:
             pairs.append((_plain(key), _plain(item)))
         except Unsupported as unsupported:
-            raise unsupported.inside(f"[{key!r}]") from None
+            raise unsupported.inside_key(key) from None
     if all(type(key) is str for key, _ in pairs):
         return dict(pairs)
     return {_MARK: sorted(pairs, key=_JSON_ENCODER.encode)}

@@ -38,8 +38,31 @@ def unheard(observer: Callable[..., object], *args: Any, **kwargs: Any) -> BaseE
     return None
 
 
+def printable(text: str, *, but: str = "") -> str:
+    """Escape what a terminal would obey instead of show: a stored text may come from anywhere.
+
+    `but` are such characters that stay, as in a text of several lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in but else repr(each)[1:-1] for each in text)
+
+
+def _shown(value: object) -> object:
+    """Escape what a log line has in it: a text may come from the store."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, BaseException):
+        return printable(str(value))
+    return value
+
+
 class Log(Adapter):
-    """A logger whose handlers, filters and formatters may raise: no caller of it notices."""
+    """A logger whose handlers, filters and formatters may raise: no caller of it notices.
+
+    Texts in a line are escaped: scopes and errors of records come from the store, which others may
+    write to.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(logging.getLogger(name))
@@ -54,7 +77,7 @@ class Log(Adapter):
 
     def tell(self, level: int, msg: object, *args: object, **kwargs: Any) -> BaseException | None:
         """Write a record; return what a handler raised."""
-        return unheard(self.logger.log, level, msg, *args, **kwargs)
+        return unheard(self.logger.log, level, msg, *map(_shown, args), **kwargs)
 
 
 def is_for_the_caller(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pkgutil
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from semel.errors import ConfigError
 
@@ -50,12 +50,17 @@ class Needed:
         missing = error.name or ""
         if missing.partition(".")[0] == "semel":
             return
+        package = _PACKAGES.get(missing, missing)
         missing_extra = self._error(
-            f"{self._by} needs the package {missing}: pip install '{self._install}'"
+            f"{self._by} needs the package {package}: pip install '{self._install}'"
         )
         if isinstance(missing_extra, ImportError):
             missing_extra.name = missing  # as Python's own error has it
         raise missing_extra from error
+
+
+_PACKAGES: Final = {"google": "protobuf", "google.protobuf": "protobuf", "grpc": "grpcio"}
+"""What a module is installed by, where another package, or none, has its name."""
 
 
 def inside(package: str, name: str) -> Any:

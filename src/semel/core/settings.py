@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
+from semel.core.fingerprint import check_secrets
 from semel.core.keys import KeyRules
 from semel.core.policy import DAY, HOUR, MINUTE, POSITIVE, Policy, written
 from semel.core.run_info import NAME_VARIABLE
@@ -67,6 +68,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     key_pattern: str | None = None
     max_waiting: int | UnsetType | None = UNSET
     """How many calls of an engine may wait at a time; None = no bound, UNSET = the default."""
+    fingerprint_secret: tuple[bytes, ...] = ()
+    """The secrets that fingerprints are made with: the first one writes, all are compared."""
     policy: Policy = Policy()
     scopes: dict[str, Policy] = {}
     environment: str = DEFAULT_ENVIRONMENT
@@ -75,6 +78,20 @@ class Settings(Struct, frozen=True, kw_only=True):
     """True: calls run unprotected; for tests."""
     sources: dict[str, str] = {}
     """Where `url` and the others are said, for errors: `SEMEL_URL`, `semel.toml: url`."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        shown = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return [(name, _HIDDEN if name in _SECRET and value else value) for name, value in shown]
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+_SECRET = frozenset({"url", "behind", "fingerprint_secret"})
+"""What a representation hides: a URL may hold a password."""
+
+
+_HIDDEN = "..."
 
 
 def load_settings(
@@ -106,7 +123,7 @@ def load_settings(
     ]
     preset = _choose_preset(named, layers)
     settings = _merge([reader.table("preset", PRESETS[preset]), *layers])
-    problems = [*reader.problems, *_unfit_for_production(preset, settings.top)]
+    problems = [*reader.problems, *_unfit_for_production(preset, settings)]
     if problems:
         raise ConfigError("\n  - ".join(["these settings are wrong:", *problems]))
     return Settings(
@@ -147,13 +164,20 @@ def _merge(layers: Iterable[Layer]) -> Layer:
     return merged
 
 
-def _unfit_for_production(preset: str, top: Mapping[str, Any]) -> Iterable[str]:
+def _unfit_for_production(preset: str, settings: Layer) -> Iterable[str]:
+    top = settings.top
     if preset != "production":
         return
     if "url" not in top:
         yield "production needs a store: set SEMEL_URL, or url in semel.toml"
     elif any((top.get(name) or "").startswith("memory:") for name in ("url", "behind")):
         yield "production must not keep its records in memory: they end with the process"
+    source = settings.sources.get("disabled", CODE)
+    if top.get("disabled") and not source.startswith((VARIABLE_PREFIX, CODE)):
+        yield (
+            f"{source}: production does not run unprotected because of a file: remove "
+            "disabled, or set SEMEL_DISABLED=true if that is what you want"
+        )
 
 
 # --- layers: what one source says ---------------------------------------------------------
@@ -301,6 +325,8 @@ def _from_text(name: str, text: str) -> object:
     if name in _SWITCHES:
         word = text.lower()
         return word in _YES if word in (*_YES, *_NO) else text
+    if name == "fingerprint_secret":
+        return text.split()  # several for a rotation
     if name in _WHOLE_NUMBERS and re.fullmatch("[0-9]{1,18}", text):
         return int(text)
     return text
@@ -389,6 +415,7 @@ _TOP: dict[str, Check] = {
     "prefix": _text,
     "key_pattern": _key_pattern,
     "max_waiting": _max_waiting,
+    "fingerprint_secret": check_secrets,
     "behind": _behind,
     "disabled": _disabled,
     "preset": _preset,

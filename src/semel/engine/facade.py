@@ -31,7 +31,7 @@ from semel.engine.marks import AsyncMarks
 from semel.engine.once import AsyncOnce, AsyncOnceDecorator
 from semel.engine.once_per import AsyncOncePerDecorator
 from semel.engine.runs import AsyncRuns
-from semel.engine.setup import Call, Setup, unexpected
+from semel.engine.setup import Call, Secrets, Setup, unexpected
 from semel.engine.transactions import (
     RETRIES,
     AsyncTransactionContext,
@@ -64,6 +64,8 @@ class AsyncIdempotency:
     each event. `prefix` and `key_pattern` are as in the settings. `codecs` read old results, beside
     those of the policies. `cache` is how many finished results are kept in this process, each for
     `cache_ttl` at most. `max_waiting` is how many calls may wait for others at the same time.
+    `fingerprint_secret` keys the fingerprints of payloads, so that a reader of the store cannot
+    guess a payload from its fingerprint; of several, the first one writes and all are compared.
 
     Examples:
         >>> async with AsyncIdempotency("memory://", policy=Policy(ttl=3600)) as idem:
@@ -84,6 +86,7 @@ class AsyncIdempotency:
         cache: int = 0,
         cache_ttl: Duration = 60.0,
         max_waiting: int | UnsetType | None = UNSET,
+        fingerprint_secret: Secrets | UnsetType = UNSET,
         **unknown: Unpack[Unknown],
     ) -> None:
         if unknown:
@@ -100,6 +103,7 @@ class AsyncIdempotency:
             cache=cache,
             cache_ttl=cache_ttl,
             max_waiting=max_waiting,
+            fingerprint_secret=fingerprint_secret,
         )
         self._internals = AsyncRuns(setup, setup.opened(open_async_store, url_or_store))
 

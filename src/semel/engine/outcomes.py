@@ -49,9 +49,10 @@ from semel.core.records import (
     Encoded,
     Finished,
     Identity,
+    Record,
 )
 from semel.engine.colours.leaders import NoTimer, forget_shared_runs
-from semel.engine.setup import CLOSED, Call, Setup, WaitingCalls, checked_store
+from semel.engine.setup import CLOSED, Call, Digests, Setup, WaitingCalls, checked_store
 from semel.errors import (
     ConfigError,
     IdempotencyError,
@@ -530,13 +531,13 @@ def _start_engines_afresh() -> None:
 # --- rules of a call that is under way -----------------------------------------------------
 
 
-def claim_request(call: Call, owner: bytes) -> ClaimRequest:
-    """Make the claim of a call for a new owner."""
+def claim_request(call: Call, owner: bytes, digest: bytes | None) -> ClaimRequest:
+    """Make the claim of a call for a new owner; `digest` is the fingerprint as stored."""
     rules = call.rules
     return ClaimRequest(
         call.identity,
         owner,
-        call.fingerprint,
+        digest,
         rules.lease,
         rules.ttl,
         rules.hold,
@@ -544,6 +545,16 @@ def claim_request(call: Call, owner: bytes) -> ClaimRequest:
         rules.max_attempts,
         rules.run_info.claim,
     )
+
+
+def known_digest(digests: Digests, record: Record | None) -> Digests:
+    """Return the digest that a record knows, as its own or as superseded; else the first one.
+
+    Under mismatch="replace" a claim with another digest would replace the record, so the digests of
+    older secrets cannot be tried one after the other.
+    """
+    known = () if record is None else (record.fingerprint, *record.superseded)
+    return (next((digest for digest in digests if digest in known), digests[0]),)
 
 
 def came_late(request: ClaimRequest, late: Sequence[Claimed], spent: float) -> bool:

@@ -16,12 +16,21 @@ from typing import Any, Self, TypeVar
 from weakref import ref
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from semel.core.attempts import RENEWALS_PER_LEASE, Attempt, Lease, innermost
 from semel.core.codec import encode_failure
 from semel.core.decide import Reject, Wait, decide, named
 from semel.core.process import notice_fork
-from semel.core.records import Claimed, ClaimRequest, CompleteRequest, Encoded, Finished
+from semel.core.records import (
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Encoded,
+    Finished,
+    GetRequest,
+    Mismatch,
+)
 from semel.core.settings import BYPASSED
 from semel.engine.colours.leaders import LATE, NoTimer
 from semel.engine.colours.tasks import (
@@ -47,11 +56,12 @@ from semel.engine.outcomes import (
     as_first_told,
     came_late,
     claim_request,
+    known_digest,
     pauses,
     remind,
 )
 from semel.engine.renewing import AsyncRenewer
-from semel.engine.setup import CLOSED, Call
+from semel.engine.setup import CLOSED, Call, Digests
 from semel.errors import (
     IdempotencyError,
     StoreError,
@@ -220,7 +230,9 @@ class AsyncRuns(Outcomes[AsyncStore]):
         """Ask the store once what to do."""
         if monotonic() >= self.leases.look_at and (busy := self._overdue(call)) is not None:
             return busy
-        request = claim_request(call, self.owners.next())
+        setup = self.setup
+        digest, *others = await self.digests(call) if setup.rotates else setup.digests(call)
+        request = claim_request(call, self.owners.next(), digest)
         late: tuple[Claimed, ...] = ()
         call.open_claim = request  # First: whatever interrupts this call from now on gives it back.
         self.leases.claiming[request.owner] = get_ident(), ref(call)
@@ -237,6 +249,9 @@ class AsyncRuns(Outcomes[AsyncStore]):
                 if self.timed:
                     call.store_seconds += monotonic() - sent
                 raise_if_cancelled(before)
+                if others and type(answer) is Mismatch:
+                    call.open_claim = request = replace(request, fingerprint=others.pop(0))
+                    continue
                 step = answer if type(answer) is Claimed else decide(answer, call.rules)
                 if type(step) is Claimed:
                     spent = monotonic() - sent
@@ -245,9 +260,8 @@ class AsyncRuns(Outcomes[AsyncStore]):
                     ):
                         late += (step,)
                         continue
-                    if late:
-                        step = as_first_told(step, late)
-                    return self._started(call, request.owner, step, sent)
+                    first = as_first_told(step, late) if late else step
+                    return self._started(call, request.owner, first, sent)
             except IdempotencyError as error:
                 self._claim_failed(call, request, error)
                 raise
@@ -255,6 +269,13 @@ class AsyncRuns(Outcomes[AsyncStore]):
             if type(step) is Reject:
                 self.reject(call, step.error, step.number)
             return step
+
+    async def digests(self, call: Call) -> Digests:
+        """Return the fingerprints to claim with, one after the other, while secrets are rotated."""
+        digests = self.setup.digests(call)
+        if not call.rules.replace:
+            return digests
+        return known_digest(digests, await self.store.ask(GetRequest(call.identity)))
 
     def _claim_failed(self, call: Call, request: ClaimRequest, error: IdempotencyError) -> None:
         """Give back a claim that nobody can use."""

@@ -9,7 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NotRequired, TypeAlias, TypedDict, TypeVar, cast
 from weakref import WeakSet
 
 from msgspec import UNSET, Struct, UnsetType
@@ -18,11 +18,12 @@ from semel import events
 from semel.core.attempts import Attempt, Lease
 from semel.core.cache import FinishedCache
 from semel.core.codec import check_codec, decode_result
-from semel.core.fingerprint import fingerprint
+from semel.core.fingerprint import fingerprint, keyed
 from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.core.settings import BYPASSED, CODE, load_settings
+from semel.core.stored_answers import AnswerCodec, MessageCodec
 from semel.errors import (
     ConfigError,
     IdempotencyError,
@@ -131,6 +132,14 @@ class Opening(TypedDict):
     timeout: float
 
 
+Secrets: TypeAlias = str | bytes | Sequence[str | bytes]
+"""One secret, or several for a rotation: the first one writes, all are compared."""
+
+
+Digests: TypeAlias = tuple[bytes | None, ...]
+"""The fingerprints that the store may know a payload by; it writes the first one."""
+
+
 class EngineOptions(TypedDict, total=False):
     """The options of an engine, for functions that pass them on."""
 
@@ -143,6 +152,7 @@ class EngineOptions(TypedDict, total=False):
     cache: int
     cache_ttl: Duration
     max_waiting: int | UnsetType | None
+    fingerprint_secret: Secrets | UnsetType
 
 
 class Setup:
@@ -162,12 +172,14 @@ class Setup:
         cache: int,
         cache_ttl: Duration,
         max_waiting: int | UnsetType | None,
+        fingerprint_secret: Secrets | UnsetType,
     ) -> None:
         check_options(policy, scopes, hooks, codecs, cache)
         written: dict[str, Any] = {
             "prefix": prefix,
             "key_pattern": key_pattern,
             "max_waiting": max_waiting,
+            "fingerprint_secret": fingerprint_secret,
         }
         if url_or_store is not None:
             written["url"] = url_or_store if isinstance(url_or_store, str) else None
@@ -184,11 +196,16 @@ class Setup:
         self._known_scopes: set[str] = set()
         self.key_rules = KeyRules(settings.key_pattern)
         self.max_waiting = settings.max_waiting
+        self._secrets = settings.fingerprint_secret
+        self.rotates = len(self._secrets) > 1
+        """Whether the store may know a payload by the fingerprint of an older secret."""
         self.disabled = settings.disabled
         if self.disabled:
             events.logger.warning("idempotency is switched off by the settings: every call runs")
         base_rules = resolve(*self.levels)
-        self.codecs = {codec.name: codec for codec in (base_rules.codec, *codecs)}
+        # Responses that were stored before encryption was switched on are read by their own codecs.
+        known = (AnswerCodec(), MessageCodec(), base_rules.codec, *codecs)
+        self.codecs: dict[str, Codec] = {codec.name: codec for codec in known}
         self.announce = events.Announcer(tuple(hooks))
         self.cache = FinishedCache(cache, seconds("cache_ttl", cache_ttl)) if cache else None
         self.opening: Opening | None = None
@@ -267,6 +284,16 @@ class Setup:
             )
             raise about(needed, identity)
         return Call(identity, said, rules, returns, keeps_value)
+
+    def digests(self, call: Call) -> Digests:
+        """Return the fingerprints that the store may know a call's payload by; it writes the first.
+
+        They are made here, where claims are, so that what any integration compares is keyed.
+        """
+        said = call.fingerprint
+        if said is None or not self._secrets:
+            return (said,)
+        return tuple(keyed(said, call.identity, secret) for secret in self._secrets)
 
     def check_function(self, fn: object) -> None:
         """Reject what cannot be run before its key is claimed."""

@@ -25,6 +25,7 @@ from semel.core.codec import (
     Reader,
     StoredResult,
     Writer,
+    check_accepted,
     decode_failure,
     encode_result,
     omission_reason,
@@ -61,7 +62,7 @@ from semel.core.stored_answers import (
     unpack_answer,
     unpack_message,
 )
-from semel.errors import ConfigError
+from semel.errors import ConfigError, SerializationError
 from semel.http.requests import HEADER_NAME, HEADER_VALUE
 from semel.http.storing import NEVER, has_body, kept_lines
 
@@ -226,6 +227,14 @@ def encode_for(
             f"{expected.given}"
         )
     codec = _codec_for(kind, named, rules.codec, codecs)
+    try:
+        check_accepted(codec, rules.codec)
+    except SerializationError:
+        raise ConfigError(
+            f"a result of this record is written by the plain codec {codec.name}, and the policy "
+            f"of the scope {identity.scope!r} reads only encrypted results. Decide in a program "
+            "whose engine has the policy that the operation runs with"
+        ) from None
     # The limit of answers is an option of their integration, which is not known here.
     limit = rules.max_result_bytes if kind is VALUE_KIND else sys.maxsize
     if isinstance(value, ShownValue):

@@ -42,6 +42,13 @@ class Configured(Struct, frozen=True):
     options: dict[str, Any]
     """The options of the middleware."""
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # By their names: the URL, an engine's and the middleware's options may be secret.
+        return [("engine", [*self.engine]), ("options", [*self.options])]
+
+    def __repr__(self) -> str:
+        return f"Configured({dict(self.__rich_repr__())})"
+
     @property
     def view_options(self) -> dict[str, Any]:
         """The options without those that say which paths are taken."""

@@ -36,7 +36,7 @@ from semel.engine._sync.transactions import (
     TransactionsContext,
     run_in_transaction,
 )
-from semel.engine.setup import Call, Setup, unexpected
+from semel.engine.setup import Call, Secrets, Setup, unexpected
 from semel.errors import ConfigError, IdempotencyError, raise_about
 from semel.events import Hook
 from semel.stores.base import ScanRequest, Store
@@ -63,6 +63,8 @@ class Idempotency:
     each event. `prefix` and `key_pattern` are as in the settings. `codecs` read old results, beside
     those of the policies. `cache` is how many finished results are kept in this process, each for
     `cache_ttl` at most. `max_waiting` is how many calls may wait for others at the same time.
+    `fingerprint_secret` keys the fingerprints of payloads, so that a reader of the store cannot
+    guess a payload from its fingerprint; of several, the first one writes and all are compared.
 
     Examples:
         >>> with Idempotency("memory://", policy=Policy(ttl=3600)) as idem:
@@ -83,6 +85,7 @@ class Idempotency:
         cache: int = 0,
         cache_ttl: Duration = 60.0,
         max_waiting: int | UnsetType | None = UNSET,
+        fingerprint_secret: Secrets | UnsetType = UNSET,
         **unknown: Unpack[Unknown],
     ) -> None:
         if unknown:
@@ -99,6 +102,7 @@ class Idempotency:
             cache=cache,
             cache_ttl=cache_ttl,
             max_waiting=max_waiting,
+            fingerprint_secret=fingerprint_secret,
         )
         self._internals = Runs(setup, setup.opened(open_store, url_or_store))
 

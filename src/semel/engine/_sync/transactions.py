@@ -20,7 +20,14 @@ from semel import events, transactions
 from semel.core.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
 from semel.core.process import notice_fork
-from semel.core.records import Claim, Claimed, ClaimRequest, CompleteRequest, Finished
+from semel.core.records import (
+    Claim,
+    Claimed,
+    ClaimRequest,
+    CompleteRequest,
+    Finished,
+    Mismatch,
+)
 from semel.engine._sync.runs import Runs
 from semel.engine.colours.threads import finished, sleep
 from semel.engine.outcomes import claim_request, pauses
@@ -160,12 +167,14 @@ class TransactionContext(Generic[Result]):
         """Claim the record, or read its state; waits for the commit of another transaction."""
         runs, call = self._runs, self._call
         counted = call.counted
-        request = claim_request(call, runs.owners.next() if counted is None else counted.owner)
-        answer = None if counted is not None else self._look_outside(request)
-        if answer is None:
-            answer = self._ask(request)
-            self._drive(self._records.restore(self._bound))
-            self._bound = UNSET
+        owner = runs.owners.next() if counted is None else counted.owner
+        # On the store's own connection: a read here would begin the snapshot of the transaction.
+        digests = runs.digests(call) if runs.setup.rotates else runs.setup.digests(call)
+        answer: Claim = Mismatch()
+        for digest in digests:
+            answer = self._judged(claim_request(call, owner, digest))
+            if type(answer) is not Mismatch:
+                break
         step = decide(answer, call.rules)
         match step:
             case Claimed():
@@ -173,7 +182,7 @@ class TransactionContext(Generic[Result]):
                     call.identity,
                     number=step.number,
                     fence=step.fence,
-                    owner=request.owner,
+                    owner=owner,
                     store=runs.store,
                 )
             case Finished():
@@ -185,6 +194,15 @@ class TransactionContext(Generic[Result]):
                 runs.reject(call, ConcurrentRequest(retry_after=retry_after))
             case _:
                 assert_never(step)
+
+    def _judged(self, request: ClaimRequest) -> Claim:
+        """Ask for the record once, with one fingerprint."""
+        answer = None if self._call.counted is not None else self._look_outside(request)
+        if answer is None:
+            answer = self._ask(request)
+            self._drive(self._records.restore(self._bound))
+            self._bound = UNSET
+        return answer
 
     def _look_outside(self, request: ClaimRequest) -> Claim | None:
         """Judge what has been committed, where that needs another connection than the caller's."""

@@ -27,8 +27,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import redis
-import redis.asyncio
+from semel.core.optional import Needed
+
+with Needed("semel[redis]", by=__name__):
+    import redis
+    import redis.asyncio
 
 from semel.stores.redis.aio import AsyncRedisStore
 from semel.stores.redis.clients import Kind, connection_limit, opener, parse_url

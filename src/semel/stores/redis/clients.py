@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import enum
 import inspect
-import re
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -44,7 +43,6 @@ from semel.stores.urls import OPEN_OPTIONS, check_login, did_you_mean, reject_in
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 _HIGHEST_PORT = 65535
-_NO_PORT = re.compile("[^:[]*:[0-9]*[^0-9,;]")
 
 
 class Kind(enum.Enum):
@@ -137,16 +135,23 @@ class ServerAddress(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"<ServerAddress {self.where}>"
 
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("where", self.where)]
+
 
 def parse_addresses(text: str, *, default_port: int = DEFAULT_PORT) -> list[tuple[str, int]]:
-    """Read `host:port,host:port` (or with semicolons); a bad one is named in the error."""
+    """Read `host:port,host:port` (or with semicolons)."""
     addresses = [part.strip() for part in text.replace(";", ",").split(",")]
-    return [_address(part, text, default_port) for part in addresses]
+    return [_address(part, place, default_port) for place, part in enumerate(addresses, 1)]
 
 
-def _address(part: str, text: str, default_port: int) -> tuple[str, int]:
+def _address(part: str, place: int, default_port: int) -> tuple[str, int]:
     def bad(why: str) -> ConfigError:
-        return ConfigError(f"bad address {part!r} in {text!r}: {why}; write host:port")
+        # By its place: without the @ behind it, a login is taken for an address.
+        return ConfigError(
+            f"address {place} of the URL is wrong: {why}; write host:port, and a login before it "
+            "as user:password@"
+        )
 
     if part.startswith("["):  # IPv6
         host, bracket, rest = part[1:].partition("]")
@@ -163,7 +168,7 @@ def _address(part: str, text: str, default_port: int) -> tuple[str, int]:
     if not colon:
         return host, default_port
     if not port.isascii() or not port.isdigit() or not 0 < int(port) <= _HIGHEST_PORT:
-        raise bad(f"{port!r} is not a port")
+        raise bad("what follows the colon is not a port")
     return host, int(port)
 
 
@@ -175,11 +180,10 @@ def parse_url(url: str) -> ServerAddress:
     authority, slash, path = rest.partition("/")
     login, at, places = authority.rpartition("@")
     check_login(f"{scheme}://{authority}?{query}" if kind is Kind.UNIX else url)
-    if kind is Kind.SINGLE and not at and _NO_PORT.match(places):
-        # Unnamed: it may be a login whose @ and host are missing.
-        raise ConfigError(
-            f"the port of {scheme}:// is not a number; write {scheme}://user:password@host:6379/0"
-        )
+    # First: what is half of a password is then not read as a database or an option, and shown.
+    port = SENTINEL_PORT if kind is Kind.SENTINEL else DEFAULT_PORT
+    assumed = "localhost" if kind is Kind.SINGLE else ""
+    hosts = [] if kind is Kind.UNIX else parse_addresses(places or assumed, default_port=port)
     options = _query_options(query)
     if at:
         user, _, password = login.partition(":")
@@ -201,12 +205,9 @@ def parse_url(url: str) -> ServerAddress:
         options["db"] = _database(path)
     if kind is Kind.CLUSTER and options.get("db"):
         raise ConfigError(f"a Redis Cluster has one database only; leave out db {options['db']}")
-    port = SENTINEL_PORT if kind is Kind.SENTINEL else DEFAULT_PORT
-    places = places or ("localhost" if kind is Kind.SINGLE else "")
-    hosts = parse_addresses(places, default_port=port)
     if kind is Kind.SINGLE and len(hosts) > 1:
         raise ConfigError(
-            f"{scheme}:// takes one server, got {places!r}; several are {scheme}+cluster:// "
+            f"{scheme}:// takes one server, got {len(hosts)}; several are {scheme}+cluster:// "
             f"or {scheme}+sentinel://"
         )
     return ServerAddress(kind, tls, tuple(hosts), None, service, options)
@@ -214,7 +215,7 @@ def parse_url(url: str) -> ServerAddress:
 
 def _database(path: str) -> int:
     if not path.isascii() or not path.isdigit():
-        raise ConfigError(f"the database must be a number, got {path!r}: redis://localhost:6379/0")
+        raise ConfigError("the database must be a number: redis://localhost:6379/0")
     return int(path)
 
 
@@ -231,7 +232,7 @@ def _query_options(query: str) -> dict[str, Any]:
         try:
             options[name] = parse(text)
         except (ValueError, KeyError):
-            raise ConfigError(f"option {name!r} in the URL has a bad value {text!r}") from None
+            raise ConfigError(f"option {name!r} in the URL has a bad value") from None
     return options
 
 

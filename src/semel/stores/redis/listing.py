@@ -157,7 +157,9 @@ class Listing:
         nodes = yield Nodes()
         at = _Cursor(nodes[0], 0) if ask.cursor is None else _Cursor.parse(ask.cursor)
         pattern, limit = self._keys.pattern(ask.scope, ask.prefix), ask.limit
-        node, position, waiting = at.node, at.position, list(at.waiting)
+        node, position = at.node, at.position
+        # A cursor is the caller's text: it says where the listing stands, not what it may show.
+        waiting = [each for each in at.waiting if ask.covers(each.scope)]
         records: list[Record] = []
         count = limit
         for _ in range(_STEPS_PER_PAGE):
@@ -262,5 +264,10 @@ def _readable(identities: Sequence[Identity], answers: Sequence[Any]) -> list[An
     """Answers without the errors: one damaged record must not hide all the others."""
     for identity, answer in zip(identities, answers, strict=True):
         if isinstance(answer, StoreError):
-            log.warning("left out of the listing: %s in scope %s", answer, identity.scope)
+            log.warning(
+                "left out of the listing: %s (scope %s, key_digest %s)",
+                answer,
+                identity.scope,
+                identity.key_digest,
+            )
     return [answer for answer in answers if not isinstance(answer, StoreError)]

@@ -251,6 +251,7 @@ class FileSource:
         """Open the file in WAL mode, with the table in it."""
         if self._opened is not None and _file_id(self.place) is None:
             raise _lost(self.place)  # it would be made anew, and every record forgotten
+        _create(self.place)
         connection = sqlite3.connect(
             self.place,
             timeout=self.timeout,
@@ -387,6 +388,16 @@ class GivenSource:
         """Leave it open: the application opened it, and closes it."""
 
     disown = release
+
+
+def _create(path: str) -> None:
+    """Create a file that only its owner reads; SQLite gives its mode to the log beside it.
+
+    A file that is there is not opened, as closing it would end the locks of this process on it.
+    What cannot be created is left to SQLite, which says why.
+    """
+    with suppress(OSError):
+        os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _file_id(path: str) -> FileId | None:

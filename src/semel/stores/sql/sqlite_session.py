@@ -159,7 +159,11 @@ def _ours(error: Exception, place: str) -> Exception:
     if isinstance(error, (StoreError, ConfigError)):
         return copy(error)
     if code == sqlite3.SQLITE_FULL:
-        return StoreFull(f"no room is left for the SQLite database {place}: {error}")
+        return StoreFull(
+            f"no room is left for the SQLite database {place}: {error}. Make 16 MB of room on its "
+            "disk first (delete or move other files, or enlarge it), because a purge takes room, "
+            "too; then run semel purge, and new records use the room of the old ones"
+        )
     if is_old_snapshot(error):
         return StoreUnavailable(
             f"the SQLite database {place} cannot be written through this connection: another "

@@ -235,7 +235,7 @@ class SwapVerbs:
                     write = self._note_of_waiter(ask, answer, row)
                 if write is None or (yield write).changed:
                     return answer
-        raise self._changed_too_often(ask.identity)
+        raise self._changed_too_often()
 
     def _note_of_waiter(
         self,
@@ -264,7 +264,7 @@ class SwapVerbs:
                 own = self._table.filled_by_mark(ask)
                 if (yield self._table.swap(row, record, own)).changed:
                     return True
-        raise self._changed_too_often(ask.identity)
+        raise self._changed_too_often()
 
     @operation
     def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
@@ -277,7 +277,7 @@ class SwapVerbs:
             record = judge.adopt(stored, ask, stored.now)
             if record is None or (yield self._table.swap(rows[0], record, {})).changed:
                 return record
-        raise self._changed_too_often(ask.identity)
+        raise self._changed_too_often()
 
     @operation
     def renew(self, ask: RenewRequest) -> Verb[bool]:
@@ -310,9 +310,8 @@ class SwapVerbs:
             if record is None or record is stored:
                 return record is not None
         raise StoreUnavailable(
-            f"the record of {ask.identity.scope!r} / {ask.identity.key!r} in {self._table.name} is "
-            f"there, and none of {ROUNDS} writes reached it (a cluster's node that lags?); try "
-            "again"
+            f"the record is in {self._table.name}, and none of {ROUNDS} writes reached it (a "
+            "cluster's node that lags?); try again"
         )
 
     @operation
@@ -347,11 +346,11 @@ class SwapVerbs:
         """Return the rows that a statement about one record read."""
         return reply.rows
 
-    def _changed_too_often(self, identity: Identity) -> StoreUnavailable:
+    def _changed_too_often(self) -> StoreUnavailable:
+        # Without the operation, which the engine adds by its digest: a key may be a secret.
         return StoreUnavailable(
-            f"the record of {identity.scope!r} / {identity.key!r} in {self._table.name} was "
-            f"changed by others each of the {ROUNDS} times that it was judged (or its key is in a "
-            "row that is not semel's); try again"
+            f"the record in {self._table.name} was changed by others each of the {ROUNDS} times "
+            "that it was judged (or its key is in a row that is not semel's); try again"
         )
 
 

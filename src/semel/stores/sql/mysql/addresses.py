@@ -81,6 +81,9 @@ class Address(Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"<Address {self.place}>"
 
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("place", self.place)]
+
 
 def parse(url: str, options: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
     """Part a URL, with the options given by name, into an address and the store's options."""

@@ -134,6 +134,8 @@ def translate(error: Exception, place: str) -> Exception:
     if not isinstance(error, DRIVER_ERRORS):
         return error
     text = _first_line(error)
+    if isinstance(error, psycopg.Error):
+        error.args = (text,)  # Its detail quotes the row with its key, and a traceback shows it.
     if isinstance(error, sql.QueryCanceled):
         # Its own limit and an administrator (pg_cancel_backend) differ in the words alone.
         message = _SLOW if "statement timeout" in text else _CANCELLED

@@ -53,6 +53,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"<Settings {self.place}>"
 
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("place", self.place)]
+
 
 def part(url: str) -> tuple[str, dict[str, str]]:
     """Split a URL into libpq's part and semel's own options."""

@@ -238,6 +238,8 @@ def psycopgs_errors() -> Iterator[None]:
 
 def _as_psycopg(error: Exception) -> psycopg.Error:
     if isinstance(error, asyncpg.PostgresError):
+        # It quotes the row with its key, and a traceback shows it.
+        setattr(error, "detail", None)  # noqa: B010 - asyncpg's types do not know it
         try:
             kind = psycopg.errors.lookup(getattr(error, "sqlstate", None) or "")
         except KeyError:
