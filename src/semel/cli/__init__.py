@@ -180,6 +180,14 @@ def _reading(command: _Command) -> None:
     _json(made)
     made = command("show", reading.show, "show one record")
     _identity(made)
+    made.add_argument(
+        "--derive",
+        action="append",
+        default=[],
+        metavar="PART",
+        help="show the key that attempt.derive(PART) sent downstream, or for 'POST URL' the key of "
+        "that call by semel's HTTP clients; may be repeated",
+    )
     _json(made, result=True)
     _who(made)
     made = command("stuck", stuck.stuck, "list abandoned attempts")

@@ -25,8 +25,7 @@ from urllib.parse import parse_qs, quote, urlencode
 import msgspec
 from msgspec import Struct
 
-from semel.core.keys import MAX_KEY_LENGTH
-from semel.core.records import FINGERPRINT_BYTES
+from semel.core.records import FINGERPRINT_BYTES, MAX_KEY_LENGTH
 from semel.errors import InvalidKey
 
 HeaderLine: TypeAlias = tuple[bytes, bytes]
