@@ -280,17 +280,9 @@ class Delivery:
         """Return the arguments of a message by name, however the producer has written the call."""
         try:
             values = self._arguments.mapping(tuple(message.body["args"]), message.body["kwargs"])
-            # Without defaults: a new parameter that has one makes no other message of those that
-            # were sent before.
-            return {
-                name: value for name, value in values.items() if not self._is_default(name, value)
-            }
+            return self._arguments.without_defaults(values)
         except (TypeError, ValueError):  # they do not fit, which the function says by itself
             return message.body
-
-    def _is_default(self, name: str, value: object) -> bool:
-        default = self._signature.parameters[name].default
-        return value is default or (type(value) is type(default) and bool(value == default))
 
     def _consumer(self, name: str) -> Consumer:
         options: dict[str, Any] = {**self._options, "key": self._key, "payload": self._payload}

@@ -186,7 +186,8 @@ def new_key(app: str | None = None) -> str:
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-_STARRED = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_NOTHING: dict[object, object] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
+"""What a call without further arguments gives to `*args` and `**kwargs`."""
 
 
 class Arguments:
@@ -214,8 +215,12 @@ class Arguments:
         self._signature = signature
         self._by_position = tuple(n for n, p in parameters.items() if p.kind in _BY_POSITION)
         self._by_keyword = frozenset(n for n, p in parameters.items() if p.kind in _BY_KEYWORD)
-        self._starred = any(p.kind in _STARRED for p in parameters.values())
-        self._defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        self._starred = any(p.kind in _NOTHING for p in parameters.values())
+        self._defaults = {
+            n: _NOTHING.get(p.kind, p.default)
+            for n, p in parameters.items()
+            if p.kind in _NOTHING or p.default is not p.empty
+        }
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Arguments:
@@ -230,6 +235,14 @@ class Arguments:
         """Return all values by name, in the order of the signature, defaults included."""
         bound = self._bind_quickly(args, kwargs)
         return self._bind_slowly(args, kwargs) if bound is None else bound
+
+    def without_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave out what is at its default: to add a parameter that has one changes no call."""
+        return {name: value for name, value in values.items() if not self._is_default(name, value)}
+
+    def _is_default(self, name: str, value: object) -> bool:
+        default = self._defaults.get(name, Parameter.empty)
+        return value is default or (type(value) is type(default) and bool(value == default))
 
     def _bind_quickly(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -285,6 +298,11 @@ class Field(NamedTuple):
     steps: tuple[Step, ...]
     spec: str
 
+    @property
+    def whole(self) -> bool:
+        """Whether the key has the argument's whole value, neither a part of it nor a rounding."""
+        return not self.steps and not self.spec
+
     def text(self, value: Any) -> str:
         """Follow the path from the argument's value and write what is found there."""
         try:
@@ -324,7 +342,7 @@ class Field(NamedTuple):
 class Template:
     """A compiled template; `compile_template` makes it."""
 
-    __slots__ = ("_escapes", "_fields", "_literals")
+    __slots__ = ("_escapes", "_fields", "_literals", "whole_arguments")
 
     def __init__(
         self, literals: Sequence[str], fields: Sequence[Field], escapes: Mapping[int, str]
@@ -332,6 +350,8 @@ class Template:
         self._literals = tuple(literals)
         self._fields = tuple(fields)
         self._escapes = escapes
+        self.whole_arguments = frozenset(field.root for field in fields if field.whole)
+        """The arguments that no two calls with the same key can differ in."""
 
     def render(self, lookup: Callable[[str], Any]) -> str:
         """Write the key; `lookup` returns the value of an argument by its name."""

@@ -204,7 +204,7 @@ class AsyncIdempotency:
         *,
         key: KeySource = None,
         scope: str | None = None,
-        payload: PayloadSource = None,
+        payload: PayloadSource = UNSET,
         ttl: Duration | None = None,
         message: str | None = None,
         policy: Policy | None = None,
@@ -214,8 +214,12 @@ class AsyncIdempotency:
 
         The key is a template such as "order:{order.id}", or `key`, which may also be a function of
         the arguments; without both it is a digest of all arguments. `scope` is the name of the
-        function unless given. `payload` names the arguments to compare. `ttl` and `message` are
-        fields of a policy, and `policy` is a whole one.
+        function unless given. `ttl` and `message` are fields of a policy, and `policy` is a whole
+        one.
+
+        A call with the same key and other arguments raises `PayloadMismatch`. semel compares the
+        arguments whose whole value isn't in the template. `payload` names others, or is a function
+        of the arguments; None compares none.
 
         Examples:
             >>> @idem.once("order:{number}", ttl=3600)

@@ -18,9 +18,11 @@ from typing import (
     overload,
 )
 
+from msgspec import UNSET
+
 from semel.core.attempts import Outcome
 from semel.decorating import KeySource, PayloadSource, Plan, Unknown, bound_in_class_methods
-from semel.errors import ConfigError
+from semel.errors import ConfigError, SerializationError
 
 if TYPE_CHECKING:
     from semel.core.policy import Duration, Policy
@@ -115,13 +117,13 @@ class Once(Generic[P, R]):
     def _prepared(self, runs: Runs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         plan = self._plan
         arrived = plan.arrived(args, kwargs)
-        return runs.setup.call(
-            plan.key_of(arrived),
-            plan.scope,
-            plan.payload_of(arrived),
-            runs.setup.rules(plan.scope, *plan.policies),
-            returns=plan.returns,
-        )
+        rules = runs.setup.rules(plan.scope, *plan.policies)
+        key, payload = plan.key_of(arrived), plan.payload_of(arrived)
+        try:
+            return runs.setup.call(key, plan.scope, payload, rules, returns=plan.returns)
+        except SerializationError as error:
+            plan.explain(error)
+            raise
 
 
 class OnceDecorator:
@@ -133,7 +135,7 @@ class OnceDecorator:
         *,
         key: KeySource = None,
         scope: str | None = None,
-        payload: PayloadSource = None,
+        payload: PayloadSource = UNSET,
         ttl: Duration | None = None,
         message: str | None = None,
         policy: Policy | None = None,
