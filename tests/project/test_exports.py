@@ -30,6 +30,7 @@ RELIED_ON = {
     "once",
     "open_async_store",
     "open_store",
+    "require_attempt",
     "run",
 }
 """More may be added; none of these may go."""

@@ -20,7 +20,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from semel.core.records import OWNER_BYTES, ClaimRequest, CompleteRequest, Identity, RenewRequest
 from semel.core.run_info import OwnRunInfo
-from semel.errors import DuplicateRequest, LeaseLost, StoreError, about
+from semel.errors import ConfigError, DuplicateRequest, LeaseLost, StoreError, about
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -176,13 +176,31 @@ def current_attempt() -> Attempt | None:
     """Return the attempt that is running in this context, or None.
 
     Examples:
-        >>> idem.execute("order:42", lambda: current_attempt().key)
-        'order:42'
+        >>> current_attempt() is None
+        True
     """
     attempt = _current.get()
     # A task that outlives the attempt it was started in keeps the variable, not the attempt.
     while attempt is not None and not attempt.runs:
         attempt = attempt.outer
+    return attempt
+
+
+def require_attempt() -> Attempt:
+    """Return the attempt that is running in this context.
+
+    Outside of an attempt it raises `ConfigError`; `current_attempt` returns None there.
+
+    Examples:
+        >>> idem.execute("order:42", lambda: require_attempt().derive("capture"))
+        'capture-d74552dfc76f70017047060620334ccc'
+    """
+    attempt = current_attempt()
+    if attempt is None:
+        raise ConfigError(
+            "no attempt is running here: call this inside a function, an endpoint, or a handler "
+            "that semel protects, in the thread or task that semel started it in"
+        )
     return attempt
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
@@ -28,6 +28,7 @@ Failure: TypeAlias = Literal["forget", "retryable", "final", "unknown"]
 Abandonment: TypeAlias = Literal["takeover", "hold"]
 Mismatching: TypeAlias = Literal["reject", "replace"]
 StoreFailure: TypeAlias = Literal["closed", "open"]
+Exceptions: TypeAlias = type[BaseException] | Sequence[type[BaseException]]
 
 SHORTEST_LEASE = 0.05
 """A lease is renewed after a third of it, and what a thread waits for its turn, and a store for its
@@ -69,7 +70,7 @@ class PolicyFields(TypedDict, total=False):
     codec: str | Codec | UnsetType
     store_timeout: Duration | UnsetType
     message: str | UnsetType | None
-    not_done: tuple[type[BaseException], ...] | UnsetType
+    not_done: Exceptions | UnsetType
     payload_required: bool | UnsetType
 
 
@@ -98,7 +99,7 @@ class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     codec: str | Codec | UnsetType = UNSET
     store_timeout: Duration | UnsetType = UNSET
     message: str | UnsetType | None = UNSET
-    not_done: tuple[type[BaseException], ...] | UnsetType = UNSET
+    not_done: Exceptions | UnsetType = UNSET
     """Exceptions that prove the effect did not happen: under hold they free the key."""
     payload_required: bool | UnsetType = UNSET
 
@@ -315,7 +316,8 @@ def _codec(value: Any) -> Any:
 
 
 def _exception_types(value: Any) -> tuple[type[BaseException], ...]:
-    types = value if isinstance(value, tuple | list) else (value,)
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    types = value if several else (value,)
     for item in types:
         if not (isinstance(item, type) and issubclass(item, BaseException)):
             raise _wrong("not_done", item, "exception classes")

@@ -84,7 +84,7 @@ class Request(Struct, frozen=True):
     query: bytes
     """As it was sent, without the question mark."""
     headers: Headers
-    raw: object
+    raw: Any
     """The framework's own: an ASGI scope, a WSGI environ, a request object."""
 
 
