@@ -81,6 +81,7 @@ def test_a_template_may_come_first(shop):
 
     assert shop.call(create, 7) == 7
     assert create.key_for(7) == "order:7"
+    assert shop.stored() == [(create.scope, "order:7")]
 
 
 def test_a_callable_key_gets_the_arguments_as_they_came(shop):

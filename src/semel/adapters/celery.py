@@ -45,6 +45,7 @@ from semel.errors import (
     NestedCall,
     ResultUnavailable,
     SerializationError,
+    did_you_mean,
 )
 from semel.events import logger
 from semel.messages import LONGEST, SOONEST, Ack, Fail, Later, Message, Verdict
@@ -194,8 +195,11 @@ def _options(idempotent: object) -> TaskOptions:
         )
     unknown = idempotent.keys() - TaskOptions.__annotations__.keys()
     if unknown:
-        known = ", ".join(TaskOptions.__annotations__)
-        raise ConfigError(f"idempotent has no option {min(unknown)!r}; known: {known}")
+        name, known = min(unknown), TaskOptions.__annotations__
+        raise ConfigError(
+            f"idempotent has no option {name!r}; known: {', '.join(known)}"
+            f"{did_you_mean(name, known)}"
+        )
     return cast("TaskOptions", idempotent)
 
 

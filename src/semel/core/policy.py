@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
@@ -19,7 +20,7 @@ from msgspec.structs import asdict, force_setattr
 from semel.core.codec import Codec, check_codec, codec_named
 from semel.core.records import LONGEST
 from semel.core.run_info import OwnRunInfo
-from semel.errors import ConfigError
+from semel.errors import ConfigError, did_you_mean
 
 Duration: TypeAlias = float | timedelta
 Duplicate: TypeAlias = Literal["replay", "reject"]
@@ -74,7 +75,11 @@ class PolicyFields(TypedDict, total=False):
     payload_required: bool | UnsetType
 
 
-class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+POLICY_FIELDS = tuple(PolicyFields.__annotations__)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Policy:
     """How one kind of operation behaves; durations are seconds or timedelta.
 
     Examples:
@@ -103,9 +108,26 @@ class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Exceptions that prove the effect did not happen: under hold they free the key."""
     payload_required: bool | UnsetType = UNSET
 
-    def __post_init__(self) -> None:
-        for name, value in written(self).items():
-            force_setattr(self, name, _checked(name, value))
+    def __init__(self, **fields: Unpack[PolicyFields]) -> None:
+        for name, value in fields.items():
+            if name not in POLICY_FIELDS:
+                raise TypeError(
+                    f"Policy() got an unexpected keyword argument {name!r}; known are "
+                    f"{', '.join(POLICY_FIELDS)}{did_you_mean(name, POLICY_FIELDS)}"
+                )
+            if value is not UNSET:
+                # What was written is what the instance has; the rest are attributes of the class.
+                vars(self)[name] = _checked(name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, Policy) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset(vars(self).items()))
+
+    def __repr__(self) -> str:
+        written = (f"{name}={vars(self)[name]!r}" for name in POLICY_FIELDS if name in vars(self))
+        return f"Policy({', '.join(written)})"
 
     @classmethod
     def preset(cls, name: str, **changes: Unpack[PolicyFields]) -> Policy:
@@ -213,7 +235,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 def written(policy: Policy) -> dict[str, Any]:
     """Return the fields that the author of a policy wrote."""
-    return {name: value for name, value in asdict(policy).items() if value is not UNSET}
+    return vars(policy)
 
 
 def changed(rules: Rules, **fields: Any) -> Rules:

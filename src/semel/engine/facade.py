@@ -444,6 +444,18 @@ class AsyncIdempotency:
         finally:
             self.internals.forgotten(identity)
 
+    async def migrate(self) -> int | None:
+        """Create the store's tables, or bring them up to date, and return their version.
+
+        It is safe to repeat, and does what `semel migrate` does. None: the store needs no tables.
+
+        Examples:
+            >>> await idem.migrate() is None
+            True
+        """
+        self.internals.loop_guard.check()
+        return await self.internals.store.migrate()
+
     async def close(self, timeout: Duration = 5.0) -> None:  # noqa: ASYNC109 - twin of a thread's
         """Take no new calls, let running ones end and save, and close what was opened here.
 

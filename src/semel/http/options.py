@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
 from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, seconds
-from semel.errors import ConfigError, InvalidKey
+from semel.errors import ConfigError, InvalidKey, did_you_mean
 from semel.http.problems import Wording, checked_wordings
 from semel.http.requests import Request
 from semel.http.storing import StoredRule, StoredStatuses, check_function
@@ -189,7 +189,10 @@ def known_options(options: Mapping[str, Any], known: Iterable[str]) -> Mapping[s
     """Reject options that do not exist."""
     unknown = options.keys() - set(known)
     if unknown:
-        raise ConfigError(f"there is no option {min(unknown)!r}; known: {', '.join(known)}")
+        name = min(unknown)
+        raise ConfigError(
+            f"there is no option {name!r}; known: {', '.join(known)}{did_you_mean(name, known)}"
+        )
     return options
 
 

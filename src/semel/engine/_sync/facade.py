@@ -438,6 +438,17 @@ class Idempotency:
         finally:
             self.internals.forgotten(identity)
 
+    def migrate(self) -> int | None:
+        """Create the store's tables, or bring them up to date, and return their version.
+
+        It is safe to repeat, and does what `semel migrate` does. None: the store needs no tables.
+
+        Examples:
+            >>> idem.migrate() is None
+            True
+        """
+        return self.internals.store.migrate()
+
     def close(self, timeout: Duration = 5.0) -> None:
         """Take no new calls, let running ones end and save, and close what was opened here.
 

@@ -70,6 +70,11 @@ class Once(Generic[P, R]):
         attempt = runs.run(call, plan.fn, *arguments, **kwargs)
         return Outcome.of(attempt)
 
+    @property
+    def scope(self) -> str:
+        """The scope of its records: `scope=`, or the module and name of the function."""
+        return self._plan.scope
+
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Give the key that a call with these arguments would use."""
         return self._plan.key_of(self._plan.arrived((*self._bound_to, *args), kwargs))
