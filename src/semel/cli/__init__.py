@@ -209,9 +209,16 @@ def _reading(command: _Command) -> None:
 
 
 def _deciding(command: _Command) -> None:
-    made = command("forget", deciding.forget, "remove a record: the next call runs again")
-    _identity(made)
-    made.add_argument("--yes", action="store_true", help="also if it is running or held")
+    text = "remove a record, or the old records of a scope: the next call runs again"
+    made = command("forget", deciding.forget, text)
+    _identity(made, needed=False)
+    made.add_argument(
+        "--scope", dest="of_scope", help="with --older-than: all finished records of this scope"
+    )
+    made.add_argument(
+        "--older-than", type=_duration, metavar="30d", help="with --scope: ended so long ago"
+    )
+    made.add_argument("--yes", action="store_true", help="don't ask for confirmation")
     _who(made)
     made = command("resolve", deciding.resolve, "decide what became of an abandoned attempt")
     made.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -222,6 +229,14 @@ def _deciding(command: _Command) -> None:
         "--succeeded",
         metavar="JSON",
         help="it happened, with this result, as semel show --result shows that of a similar call",
+    )
+    made.add_argument(
+        "--like",
+        metavar="KEY",
+        help="with --succeeded: take the classes from the result of this finished record",
+    )
+    made.add_argument(
+        "--yes", action="store_true", help="with --succeeded: also if similar results differ"
     )
     outcome.add_argument(
         "--status",
@@ -291,9 +306,9 @@ def _stuck(made: argparse.ArgumentParser) -> None:
     made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
 
 
-def _identity(made: argparse.ArgumentParser) -> None:
-    made.add_argument("scope", metavar="SCOPE")
-    made.add_argument("key", metavar="KEY")
+def _identity(made: argparse.ArgumentParser, *, needed: bool = True) -> None:
+    for name in ("scope", "key"):
+        made.add_argument(name, metavar=name.upper(), nargs=None if needed else "?")
     made.add_argument(
         "--digest",
         action="store_true",
