@@ -19,11 +19,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from semel import __version__
 from semel.cli import audit, deciding, doctor, finding, reading, stuck, upkeep
@@ -43,13 +43,13 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 """What shells expect of a program that Ctrl-C (SIGINT) or a closed pipe (SIGPIPE) ended."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, *, engine: Mapping[str, Any] | None = None) -> int:
+    """Run one command and return the exit code; `engine` has further arguments of its engine."""
     if sys.stderr is None:  # it is closed, and what is printed to None goes to the output
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-            return main(arguments)
+            return main(arguments, engine=engine)
     try:
-        return _written(arguments)
+        return _written(arguments, engine or {})
     except BrokenPipeError:
         _drop_output()  # the reader, `head` perhaps, has seen enough
         return PIPE_CLOSED
@@ -62,18 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _written(arguments: Sequence[str] | None) -> int:
+def _written(arguments: Sequence[str] | None, engine: Mapping[str, Any]) -> int:
     """Run the command and see to it that its output is written, that of --help too."""
     try:
-        code = _run(arguments)
+        code = _run(arguments, engine)
     finally:  # also when argparse ends it, which has written its own lines
         if sys.stdout is not None:
             sys.stdout.flush()  # here a failure can still be answered
     return code
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None, engine: Mapping[str, Any]) -> int:
     options, unknown = parser().parse_known_args(arguments)
+    options.engine = engine
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if sys.stdout is None:

@@ -439,10 +439,10 @@ def _form(tree: Tree) -> str:
         return str(tree.get(TYPE, tree[TAG])) if TAG in tree else "object"
     if isinstance(tree, list):
         return "list"
-    return _KINDS[type(tree)]
+    return _JSON_TYPES[type(tree)]
 
 
-_KINDS: Final = {str: "text", bool: "true or false", int: "number", float: "number"}
+_JSON_TYPES: Final = {str: "text", bool: "true or false", int: "number", float: "number"}
 
 
 def _exactly(form: Format) -> ReadTree:
