@@ -23,8 +23,9 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django ships no types
         """Run `manage.py semel ...`, and end with the exit code of `semel`."""
         sys.exit(run(argv[2:]))
 
-    def print_help(self, *_: str) -> None:
+    def print_help(self, prog_name: str, subcommand: str) -> None:
         """Answer `manage.py help semel`."""
+        del prog_name, subcommand  # `semel` has a usage of its own
         run(["--help"])
 
     def add_arguments(self, parser: Any) -> None:
