@@ -14,7 +14,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from semel.aio import AsyncIdempotency
-from semel.core.attempts import Attempt, Outcome, current_attempt
+from semel.core.attempts import Attempt, Outcome, current_attempt, require_attempt
 from semel.core.codec import Codec, register_type
 from semel.core.encryption import EncryptedCodec
 from semel.core.keys import KeyGenerator, derive_key, new_key
@@ -100,5 +100,6 @@ __all__ = [
     "open_async_store",
     "open_store",
     "register_type",
+    "require_attempt",
     "run",
 ]

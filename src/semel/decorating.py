@@ -13,17 +13,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from semel.core.codec import returned_by
 from semel.core.keys import Arguments, KeyRules, check_plain, compile_template, digest_key
 from semel.core.policy import Duration, Policy, Rules, resolve, seconds
 from semel.core.schedules import Period, Schedule, Slot, rules_of_slot, seconds_left
-from semel.errors import ConfigError, InvalidKey
+from semel.errors import ConfigError, InvalidKey, SerializationError
 
 Binding: TypeAlias = Literal["function", "class", "static"]
 KeySource: TypeAlias = str | Callable[..., str] | None
-PayloadSource: TypeAlias = str | Sequence[str] | Callable[..., object] | None
+PayloadSource: TypeAlias = str | Sequence[str] | Callable[..., object] | UnsetType | None
+"""The arguments to compare; UNSET = those that the key leaves out, None = none."""
 
 
 class Unknown(TypedDict):
@@ -65,8 +66,9 @@ class Plan:
         self._arguments = Arguments.of(fn)
         self._key_given = key is not None
         self._key = self._key_maker(key)
-        self._payload = self._payload_maker(payload)
-        if payload is None and resolve(*self.policies).payload_required:
+        self._payload = self._payload_maker(payload, key)
+        self._payload_chosen = payload is not UNSET
+        if self._payload is None and resolve(*self.policies).payload_required:
             raise ConfigError(
                 f"{self.name}: this policy compares payloads; name the arguments to compare, "
                 "such as payload='order'"
@@ -121,6 +123,17 @@ class Plan:
         """Pick the payload of a call; UNSET when none is compared."""
         return UNSET if self._payload is None else self._payload(call)
 
+    def explain(self, error: SerializationError) -> None:
+        """Raise `ConfigError` with what to do, unless the application chose what to compare."""
+        if not self._payload_chosen:
+            told = ConfigError(
+                f"{self.name}: semel compares the arguments that aren't in the key, and "
+                f"{error.text}. Name the arguments to compare, such as payload='order', or pass "
+                "payload=None to compare none"
+            )
+            told.scope, told.key_digest = error.scope, error.key_digest
+            raise told from error
+
     def _key_maker(self, key: KeySource) -> Callable[[Arrived], str]:
         names = self._arguments.names
         if key is None:
@@ -129,18 +142,42 @@ class Plan:
                     f"{self.name} is a method: say what makes its key, such as "
                     "key='{self.id}:{order.id}'; the instance is no part of a digest"
                 )
-            first = names[0] if self.binding == "class" or names[:1] == ("cls",) else None
+            receiver = self._receiver
             return lambda call: digest_key(
                 {
                     # A subclass makes other things of the same arguments.
-                    name: _class_name(value) if name == first else value
+                    name: _class_name(value) if name == receiver else value
                     for name, value in call.values.items()
                 }
             )
         return key_maker(self.name, self._arguments, key)
 
-    def _payload_maker(self, payload: PayloadSource) -> Callable[[Arrived], object] | None:
-        return None if payload is None else payload_maker(self.name, self._arguments, payload)
+    @property
+    def _receiver(self) -> str | None:
+        """The parameter that the instance or the class arrives in; None: it is a plain function."""
+        names = self._arguments.names
+        bound = self.binding == "class" or names[:1] in {("self",), ("cls",)}
+        return names[0] if bound else None
+
+    def _payload_maker(
+        self, payload: PayloadSource, key: KeySource
+    ) -> Callable[[Arrived], object] | None:
+        if payload is None:
+            return None
+        if not isinstance(payload, UnsetType):
+            return payload_maker(self.name, self._arguments, payload)
+        if key is None:
+            return None  # All arguments are in the key.
+        in_key: frozenset[str] = frozenset()
+        if isinstance(key, str):
+            in_key = compile_template(key, self._arguments.names).whole_arguments
+        left_out = in_key | {self._receiver}
+
+        def other_arguments(call: Arrived) -> object:
+            compared = {name: call.values[name] for name in call.values if name not in left_out}
+            return self._arguments.without_defaults(compared)
+
+        return other_arguments
 
 
 def key_maker(

@@ -150,7 +150,7 @@ def once(
     *,
     key: KeySource = None,
     scope: str | None = None,
-    payload: PayloadSource = None,
+    payload: PayloadSource = UNSET,
     ttl: Duration | None = None,
     message: str | None = None,
     policy: Policy | None = None,

@@ -32,6 +32,7 @@ Each can be made again from its `args`, the text: result backends of Celery know
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from shlex import quote
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
@@ -382,3 +383,11 @@ class RecordUnreadable(StoreError):
             "known what happened"
         )
         super().__init__(f"{start}{reason.removeprefix(start).removesuffix(end)}{end}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Name the options that a mistyped one may have meant, for the end of a message."""
+    from difflib import get_close_matches  # noqa: PLC0415 - few mistype, and all would load it
+
+    near = get_close_matches(name, sorted(known))
+    return f"; did you mean {' or '.join(near)}?" if near else ""

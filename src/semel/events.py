@@ -29,7 +29,8 @@ quick, and can never break the call: what it raises is logged and dropped (`seme
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar, TypeAlias
 
 from msgspec import Struct
@@ -247,14 +248,26 @@ class Announcer:
     __slots__ = ("_hooks", "reaches", "timed")
 
     def __init__(self, hooks: tuple[Hook, ...]) -> None:
+        self._use(hooks)
+        self.timed = bool(hooks)
+        """Whether calls measure how long the store takes: without a hook nobody would know."""
+
+    def _use(self, hooks: tuple[Hook, ...]) -> None:
         self._hooks = hooks
         # The logger's own answer, without a function of ours around it: every call asks.
         self.reaches: Callable[[int], bool] = (
             (lambda _: True) if hooks else logger.logger.isEnabledFor
         )
         """Whether an event of this level reaches anybody; asked where every call makes one."""
-        self.timed = bool(hooks)
-        """Whether calls measure how long the store takes: without a hook nobody would know."""
+
+    @contextmanager
+    def also(self, hook: Hook) -> Iterator[None]:
+        """Tell this hook, too, while the block runs."""
+        self._use((*self._hooks, hook))
+        try:
+            yield
+        finally:
+            self._use(tuple(each for each in self._hooks if each is not hook))
 
     def __call__(self, event: Event) -> None:
         """Tell of one event."""

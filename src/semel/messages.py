@@ -124,6 +124,8 @@ class Reject(Struct, frozen=True):
 
     reason: str
     error: Exception
+    key_digest: str | None = None
+    """Which operation it was; None: the message has no key."""
 
 
 class Fail(Struct, frozen=True):
@@ -259,10 +261,10 @@ class MessageRules:
                 return later(SOONEST, str(error), error)
             case OutcomeUnknown():
                 if self.dead_letters:
-                    return Reject(str(error), error)
+                    return Reject(error.text, error, error.key_digest)
                 return Later(LONGEST, str(error), error)
         if isinstance(error, _FOR_GOOD):
-            return Reject(str(error), error)
+            return Reject(error.text, error, error.key_digest)
         return later(STORE_PAUSE, str(error), error)
 
     def verdict_of_failure(self, error: Exception, number: int, recorded: str | None) -> Verdict:

@@ -31,7 +31,7 @@ def entries(semel, *words):
 def test_each_action_is_listed_with_who_when_what_and_why(semel):
     semel.abandon("order:1")
     for words in (
-        ("resolve", "orders", "order:1", "--succeeded", "1", "--ttl", "3d"),
+        ("resolve", "orders", "order:1", "--succeeded", '"1"', "--ttl", "3d"),
         ("show", "orders", "order:1", "--result"),
         ("list", "--result"),
         ("forget", "orders", "order:1"),
@@ -221,7 +221,7 @@ def test_nothing_is_done_or_shown_where_the_entry_cannot_be_written(
         )
     before = records(semel)
     for words in (
-        ("resolve", "orders", "order:2", "--succeeded", "1", "--ttl", "3d"),
+        ("resolve", "orders", "order:2", "--succeeded", '"1"', "--ttl", "3d"),
         ("forget", "orders", "order:1"),
         ("purge", "--abandoned-after", "1ms"),
         ("reconcile", "--resolvers", "settled:resolvers", "--older-than", "0"),
@@ -255,7 +255,7 @@ WORDS = [
     ["show", "orders", "order:1", "--result"],
     ["list", "--result"],
     ["forget", "orders", "order:1"],
-    ["resolve", "orders", "order:2", "--succeeded", "1", "--ttl", "3d"],
+    ["resolve", "orders", "order:2", "--succeeded", '"1"', "--ttl", "3d"],
     ["purge", "--abandoned-after", "1ms"],
     ["reconcile", "--resolvers", "settled:resolvers", "--older-than", "0"],
 ]

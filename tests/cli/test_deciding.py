@@ -8,7 +8,8 @@ import logging
 import re
 import shlex
 from contextlib import closing
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import date, datetime
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from semel import (
 )
 from semel.cli.deciding import FINAL
 from semel.core.records import ClaimRequest, Encoded, Identity
+from semel.repair import forget_finished
 from semel.stores.urls import open_store
 
 
@@ -65,6 +67,162 @@ def test_forget_warns_where_it_may_have_happened(semel):
         said = semel.on_store("forget", "orders", *words)
         assert said.code == 0
         assert "may have happened" in said.err
+
+
+def test_the_old_finished_records_of_a_scope_are_forgotten_together(semel):
+    semel.succeed("order:1")
+    semel.fail("order:2", final=True)
+    semel.fail("order:3", final=False)
+    semel.abandon("order:4")
+    semel.abandon("order:5", hold=False)
+    semel.run("order:6")
+    semel.succeed("parcel:1", scope="parcels")
+    words = ("forget", "--scope", "orders", "--older-than", "0", "--reason", "ticket 7")
+    said = semel.on_store(*words)
+    assert (said.code, said.out) == (2, "")
+    assert "3 records of orders that ended 0.00s ago or before would be forgotten" in said.err
+    assert "--yes" in said.err
+    assert semel.get("order:1") is not None
+    assert semel.on_store("forget", "--scope", "orders", "--older-than", "1h").out == (
+        "forgot 0 records\n"
+    )
+    assert semel.on_store(*words, "--yes").out == "forgot 3 records\n"
+    left = [number for number in range(1, 7) if semel.get(f"order:{number}") is not None]
+    assert left == [4, 5, 6]
+    assert semel.get("parcel:1", scope="parcels") is not None
+    (entry,) = semel.on_store("audit", "--scope", "orders", "--json").data
+    assert (entry["action"], entry["key_digest"], entry["reason"]) == ("forget", None, "ticket 7")
+    assert entry["details"] == "finished for 0 s"
+
+
+def test_old_records_are_forgotten_batch_by_batch_and_what_begins_meanwhile_stays(semel):
+    for number in range(5):
+        semel.succeed(f"order:{number}")
+    semel.fail("order:5", final=False)
+    steps = []
+
+    def begin(so_far):
+        steps.append(so_far)
+        with closing(open_store(semel.url)) as store:
+            store.claim(ClaimRequest(Identity("orders", "order:5"), OWNER, None, 600.0, 600.0))
+
+    with Idempotency(semel.url) as engine:
+        begin(0)
+        assert (
+            forget_finished(engine, "orders", older_than=0, batch=2, pause=0, progress=begin) == 5
+        )
+    assert len(steps) > 2
+    assert semel.get("order:5").state is State.PROCESSING
+
+
+def test_a_person_is_asked_before_old_records_are_forgotten(semel_sqlite, monkeypatch):
+    semel_sqlite.succeed("order:1")
+    words = ("forget", "--scope", "orders", "--older-than", "0")
+    monkeypatch.setattr("semel.cli.deciding.can_ask", lambda: True)
+    asked = []
+    monkeypatch.setattr("semel.cli.deciding.confirmed", asked.append)
+    said = semel_sqlite.on_store(*words)
+    assert (said.code, said.err) == (1, "nothing was forgotten\n")
+    assert "1 records of orders" in asked[0]
+    monkeypatch.setattr("semel.cli.deciding.confirmed", lambda _: True)
+    assert semel_sqlite.on_store(*words).out == "forgot 1 records\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("orders",),
+        ("orders", "order:1", "--scope", "orders", "--older-than", "1h"),
+        ("--scope", "orders"),
+        ("--older-than", "1h"),
+        ("--scope", "orders", "--older-than", "1h", "--digest"),
+    ],
+)
+def test_forget_takes_a_record_or_a_scope_with_an_age(semel_sqlite, words):
+    said = semel_sqlite.on_store("forget", *words)
+    assert (said.code, said.out) == (2, "")
+
+
+@dataclass
+class Receipt:
+    id: str
+    day: date | None = None
+
+
+PLAIN = '{"id": "ch_1", "day": "2026-01-01"}'
+
+
+def test_a_result_of_another_form_than_that_of_a_finished_record_needs_a_word(semel):
+    semel.succeed("order:0", Receipt("ch_0", date(2026, 1, 1)))
+    semel.abandon("order:1")
+    words = ("resolve", "orders", "order:1", "--ttl", "1h", "--succeeded")
+    said = semel.on_store(*words, PLAIN)
+    assert (said.code, said.out) == (2, "")
+    assert "result is object, and that of the similar call" in said.err
+    assert ":Receipt (order:0)" in said.err
+    assert "--like order:0" in said.err
+    assert semel.get("order:1").abandoned
+    assert semel.on_store(*words, PLAIN, "--yes").code == 0
+    with Idempotency(semel.url) as engine:
+        assert engine.execute("order:1", Receipt, scope="orders") == json.loads(PLAIN)
+
+
+def test_a_result_takes_its_form_from_a_finished_record(semel):
+    semel.succeed("order:0", Receipt("ch_0", date(2026, 1, 1)))
+    semel.succeed("order:9", "a newer one of another form")
+    semel.abandon("order:1")
+    words = ("resolve", "orders", "order:1", "--ttl", "1h", "--succeeded")
+    assert semel.on_store(*words, PLAIN, "--like", "order:0").code == 0
+    with Idempotency(semel.url) as engine:
+        found = engine.execute("order:1", Receipt, scope="orders", returns=Receipt)
+    assert found == Receipt("ch_1", date(2026, 1, 1))
+
+
+def test_a_result_of_the_same_form_needs_no_word(semel):
+    semel.succeed("order:0", Receipt("ch_0"))
+    semel.abandon("order:1")
+    tagged = semel.on_store("show", "orders", "order:0", "--json", "--result").data["result"]
+    given = json.dumps(tagged).replace("ch_0", "ch_1")
+    words = ("resolve", "orders", "order:1", "--ttl", "1h", "--succeeded", given)
+    assert semel.on_store(*words).code == 0
+
+
+def test_a_person_is_asked_about_a_result_of_another_form(semel_sqlite, monkeypatch):
+    semel_sqlite.succeed("order:0", 5)
+    semel_sqlite.abandon("order:1")
+    words = ("resolve", "orders", "order:1", "--ttl", "1h", "--succeeded", '"5"')
+    monkeypatch.setattr("semel.cli.deciding.can_ask", lambda: True)
+    monkeypatch.setattr("semel.cli.deciding.confirmed", lambda _: False)
+    assert semel_sqlite.on_store(*words).err == "nothing was decided\n"
+    assert semel_sqlite.get("order:1").abandoned
+    monkeypatch.setattr("semel.cli.deciding.confirmed", lambda _: True)
+    assert semel_sqlite.on_store(*words).code == 0
+
+
+def test_like_names_a_finished_record_of_a_function(semel_sqlite):
+    semel_sqlite.fail("order:2", final=True)
+    semel_sqlite.abandon("order:1")
+    with Idempotency(semel_sqlite.url, policy=Policy(max_result_bytes=1)) as engine:
+        engine.execute("order:3", lambda: "large", scope="orders")
+    for key in ("order:1", "order:2", "order:3", "order:4"):
+        words = ("--succeeded", "1", "--like", key)
+        said = semel_sqlite.on_store("resolve", "orders", "order:1", *words)
+        assert (said.code, said.out) == (2, "")
+        assert f"--like: orders {key} is no finished record" in said.err
+    said = semel_sqlite.on_store("resolve", "orders", "order:1", "--failed", "x", "--like", "a")
+    assert "--like goes with --succeeded" in said.err
+
+
+def test_show_of_a_failed_record_says_the_type_of_the_error_and_not_its_text(semel):
+    semel.fail("order:1", final=True)
+    semel.succeed("order:2")
+    semel.run("order:3")
+    shown = semel.on_store("show", "orders", "order:1")
+    assert ["error", "ValueError"] in shown.lines
+    assert "declined" not in shown.out
+    for key in ("order:2", "order:3"):
+        assert semel.on_store("show", "orders", key, "--json").data["error"] is None
 
 
 def test_resolve_as_succeeded(semel, tmp_path):
@@ -275,7 +433,7 @@ def test_a_wrong_outcome_is_refused_before_anything_is_touched(semel_sqlite, wor
 def held(semel) -> OutcomeUnknown:
     """The error of a payment whose handler raised, beside many other records."""
     for number in range(3):
-        semel.succeed(f"order:{number}", scope="payments")
+        semel.succeed(f"order:{number}", [number], scope="payments")
 
     def charge() -> None:
         raise ConnectionError("the reply got lost")

@@ -201,3 +201,23 @@ def test_what_is_held_waits_for_a_decision_however_often_it_was_tried(semel_sqli
     shown = semel_sqlite.on_store("show", "orders", "order:7")
     assert "state        abandoned\n" in shown.out
     assert "to decide: semel resolve orders order:7" in shown.out
+
+
+def test_show_prints_the_keys_that_its_attempts_sent_downstream(filled):
+    identity = Identity("orders", "order:5")
+    call = "POST https://bank.example/charges"
+    asked = ("show", "orders", "order:5", "--derive", "capture", "--derive", call)
+    sent = {
+        "capture": identity.derive("capture"),
+        call: identity.derive("POST:https://bank.example/charges"),
+    }
+    assert filled.on_store(*asked, "--json").data["derived"] == sent
+    printed = filled.on_store(*asked).out
+    assert all(f"derived {part}" in printed and key in printed for part, key in sent.items())
+    assert "derived" not in filled.on_store("show", "orders", "order:5", "--json").data
+
+
+def test_a_part_that_no_attempt_can_send_is_rejected(filled):
+    said = filled.on_store("show", "orders", "order:5", "--derive", "")
+    assert (said.code, said.out) == (2, "")
+    assert "the part of a derived key is empty" in said.err

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -168,6 +169,26 @@ def test_reconcile_goes_on_until_it_is_told_to_stop(semel, resolvers):
         assert running.wait(60) == 0
 
 
+def test_a_loop_prints_its_first_round_and_then_only_news(semel, resolvers, monkeypatch, capsys):
+    rounds = iter(["", "order:1", "", "", "order:2", "order:3", ""])
+
+    class Stopped(threading.Event):
+        def wait(self, timeout=None):
+            key = next(rounds, None)
+            if key:
+                semel.abandon(key)
+            return key is None
+
+    monkeypatch.setattr("semel.cli.upkeep.threading.Event", Stopped)
+    monkeypatch.setattr("semel.cli.upkeep.signal.signal", lambda *_: None)
+    words = ("reconcile", "--resolvers", f"{resolvers}:resolvers", "--older-than", "0")
+    said = semel.on_store(*words, "--every", "1m")
+    resolved = [line.split(",")[0] for line in said.out.splitlines()]
+    assert resolved == [f"resolved {number}" for number in (0, 1, 0, 1, 1, 0)], (
+        "rounds that found nothing are told once"
+    )
+
+
 def test_a_signal_lets_reconcile_finish_the_record_in_hand_and_no_other(semel, tmp_path):
     entered, gate = tmp_path / "entered", tmp_path / "gate"
     Path("holding.py").write_text(
@@ -212,8 +233,7 @@ def pending(pid: int, number: signal.Signals) -> bool:
 
 def test_purge_goes_on_until_it_is_told_to_stop(semel_sqlite):
     with process(semel_sqlite.url, "purge", "--every", "10ms") as running:
-        for _ in range(3):
-            assert running.stdout.readline() == "removed 0 records\n"
+        assert running.stdout.readline() == "removed 0 records\n"
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 0
 

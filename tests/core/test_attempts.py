@@ -8,7 +8,15 @@ import threading
 
 import pytest
 
-from semel import AsyncIdempotency, Attempt, Idempotency, Outcome, current_attempt
+from semel import (
+    AsyncIdempotency,
+    Attempt,
+    ConfigError,
+    Idempotency,
+    Outcome,
+    current_attempt,
+    require_attempt,
+)
 from semel.core.attempts import Lease, is_nested
 from semel.core.records import Identity
 from semel.errors import DuplicateRequest, LeaseLost
@@ -138,6 +146,14 @@ def test_an_outcome_tells_value_and_origin():
 
 def test_there_is_none_outside():
     assert current_attempt() is None
+
+
+def test_outside_of_an_attempt_requiring_one_raises():
+    with pytest.raises(ConfigError, match="no attempt is running here"):
+        require_attempt()
+    one = attempt()
+    with one:
+        assert require_attempt() is one
 
 
 def test_it_is_current_while_it_runs():

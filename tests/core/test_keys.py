@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core.attempts import OwnerIds
-from semel.core.keys import KeyGenerator, KeyRules, derive_key, derived, new_key
+from semel.core.keys import KeyGenerator, KeyRules, derive_key, new_key
 from semel.core.records import AUDIT_SCOPE, OWNER_BYTES, Identity
 from semel.errors import ConfigError, InvalidKey
 
@@ -168,29 +168,29 @@ def test_wrong_keys_and_parts_derive_nothing(key, part):
 
 def test_a_downstream_key_is_stable_and_differs_by_scope_key_and_part():
     identity = Identity("orders", "42")
-    assert derived(identity, "capture") == "capture-fc877938c24f9898e6cea9cda242f79f"
-    assert derived(identity, "capture") == derived(Identity("orders", "42"), "capture")
+    assert identity.derive("capture") == "capture-fc877938c24f9898e6cea9cda242f79f"
+    assert identity.derive("capture") == Identity("orders", "42").derive("capture")
     others = [
-        derived(Identity("refunds", "42"), "capture"),
-        derived(Identity("orders", "43"), "capture"),
-        derived(identity, "refund"),
+        Identity("refunds", "42").derive("capture"),
+        Identity("orders", "43").derive("capture"),
+        identity.derive("refund"),
     ]
-    assert len({derived(identity, "capture"), *others}) == 4
+    assert len({identity.derive("capture"), *others}) == 4
 
 
 @given(tricky, tricky, tricky, st.tuples(tricky, tricky, tricky))
 def test_downstream_keys_of_two_operations_never_meet(scope, key, part, other):
-    one = derived(Identity(scope, key), part)
-    two = derived(Identity(other[0], other[1]), other[2])
+    one = Identity(scope, key).derive(part)
+    two = Identity(other[0], other[1]).derive(other[2])
     assert (one == two) == ((scope, key, part) == other)
 
 
 def test_a_downstream_key_fits_where_only_plain_characters_and_255_of_them_are_allowed():
-    made = derived(Identity("scope with: {odd} characters", "ключ"), "p" * 255)
+    made = Identity("scope with: {odd} characters", "ключ").derive("p" * 255)
     assert len(made) == 255
     assert re.fullmatch(r"[A-Za-z0-9._:-]+", made)
     with pytest.raises(InvalidKey, match="part of a derived key"):
-        derived(Identity("s", "k"), "a b")
+        Identity("s", "k").derive("a b")
 
 
 @given(st.text(), st.text(), st.text(), st.text())

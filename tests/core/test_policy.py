@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from datetime import timedelta
 from typing import get_type_hints
 
 import pytest
+from msgspec import UNSET
 
 from semel.core.codec import JsonCodec, MsgpackCodec
 from semel.core.encryption import EncryptedCodec
@@ -14,6 +17,7 @@ from semel.core.policy import (
     CHOICES,
     GUARD_WAIT,
     LONGEST,
+    POLICY_FIELDS,
     POSITIVE,
     PRESETS,
     SHORTEST_LEASE,
@@ -38,6 +42,26 @@ def test_presets_take_every_field_of_a_policy_with_its_type():
 def test_a_preset_refuses_a_field_that_no_policy_has(name):
     with pytest.raises(TypeError, match="nonsense"):
         getattr(Policy, name)(nonsense=3)
+
+
+def test_a_mistyped_field_is_answered_with_the_known_ones_and_a_suggestion():
+    for made in (Policy, Policy.payment):
+        with pytest.raises(TypeError) as refusal:
+            made(tll=3)
+        said = str(refusal.value)
+        assert said.startswith("Policy() got an unexpected keyword argument 'tll'; known are ")
+        assert said.endswith("; did you mean ttl?")
+        assert all(name in said for name in POLICY_FIELDS)
+
+
+def test_a_policy_says_only_what_was_written_and_does_not_change():
+    one, other = Policy(ttl=5, lease=UNSET), Policy(ttl=timedelta(seconds=5))
+    assert (one, hash(one)) == (other, hash(other))
+    assert one != Policy(ttl=6)
+    assert one != {"ttl": 5.0}
+    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one  # noqa: S301 - our own
+    with pytest.raises(AttributeError):
+        one.ttl = 6
 
 
 NUMBER_OF_SECONDS = "a number of seconds or a timedelta"
@@ -319,7 +343,7 @@ def test_a_higher_level_wins_field_by_field():
     assert (rules.ttl, rules.lease, rules.failed_ttl) == (1.0, 3.0, 5.0)
 
 
-@pytest.mark.parametrize("name", Policy.__struct_fields__)
+@pytest.mark.parametrize("name", POLICY_FIELDS)
 def test_an_explicit_default_wins_over_a_lower_level(name):
     default = "forget" if name == "failure" else getattr(Rules(), name)
     other = {

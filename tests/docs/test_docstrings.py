@@ -201,6 +201,7 @@ MAIN = [
     "semel.http.parse_key",
     "semel.http.problem_response",
     "semel.new_key",
+    "semel.require_attempt",
     "semel.once",
     "semel.once_per",
     "semel.open_async_store",

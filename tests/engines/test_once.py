@@ -6,10 +6,12 @@ import asyncio
 import functools
 import inspect
 from dataclasses import dataclass
+from decimal import Decimal
 
 import pytest
 
 from semel import AsyncIdempotency, ConfigError, Idempotency, InvalidKey, PayloadMismatch, Policy
+from semel.core.records import Identity
 from semel.errors import DuplicateRequest, SerializationError
 
 
@@ -67,7 +69,7 @@ def test_each_call_runs_once_per_key_and_duplicates_get_the_first_result(shop):
         return {"order": order.id, "run": len(shop.runs)}
 
     assert shop.call(create, Order("a")) == {"order": "a", "run": 1}
-    assert shop.call(create, order=Order("a", 2)) == {"order": "a", "run": 1}
+    assert shop.call(create, order=Order("a")) == {"order": "a", "run": 1}
     assert shop.call(create, Order("b")) == {"order": "b", "run": 2}
     assert shop.stored() == [("orders.create", "order:a"), ("orders.create", "order:b")]
 
@@ -79,6 +81,7 @@ def test_a_template_may_come_first(shop):
 
     assert shop.call(create, 7) == 7
     assert create.key_for(7) == "order:7"
+    assert shop.stored() == [(create.scope, "order:7")]
 
 
 def test_a_callable_key_gets_the_arguments_as_they_came(shop):
@@ -219,6 +222,118 @@ def test_a_payload_that_cannot_be_compared_is_an_error_before_anything_runs(shop
     assert (shop.runs, shop.stored()) == ([], [])
 
 
+def test_every_argument_that_the_key_leaves_out_is_compared(shop):
+    @shop.once("invoice:{order_id}")
+    def invoice(order_id, total, *, note="", **further):
+        shop.runs.append(order_id)
+        return total
+
+    assert shop.call(invoice, 1, 5) == shop.call(invoice, order_id=1, total=5, note="") == 5
+    for other in ({"total": 600}, {"total": 5, "note": "x"}, {"total": 5, "x": 1}, {"total": 5.0}):
+        with pytest.raises(PayloadMismatch):
+            shop.call(invoice, 1, **other)
+    assert shop.runs == [1]
+    assert shop.call(invoice, 2, 600) == 600
+
+
+@pytest.mark.parametrize("template", ["{order.id}", "{order[0]}", "{order:.0f}"])
+def test_an_argument_is_compared_unless_its_whole_value_is_in_the_key(shop, template):
+    @shop.once(template)
+    def create(order):
+        return str(order)
+
+    pairs = {
+        "{order.id}": (Order("a", 1), Order("a", 2)),
+        "{order[0]}": (["a", 1], ["a", 2]),
+        "{order:.0f}": (Decimal("1.1"), Decimal("1.2")),
+    }
+    one, other = pairs[template]
+    shop.call(create, one)
+    assert shop.call(create.run, one).replayed
+    with pytest.raises(PayloadMismatch):
+        shop.call(create, other)
+
+
+def test_a_key_function_leaves_all_arguments_to_be_compared(shop):
+    @shop.once(key=lambda order_id, total: f"invoice:{order_id}")
+    def invoice(order_id, total):
+        return total
+
+    shop.call(invoice, 1, 5)
+    for other in ((1, 600), ("1", 5)):
+        with pytest.raises(PayloadMismatch):
+            shop.call(invoice, *other)
+
+
+def test_a_new_argument_with_a_default_changes_no_call_that_was_made_before(shop):
+    @shop.once("{id}", scope="pay")
+    def before(id, amount):  # noqa: A002 - the user's own name
+        return amount
+
+    @shop.once("{id}", scope="pay")
+    def after(id, amount, currency="EUR", *more, **further):  # noqa: A002
+        return amount
+
+    shop.call(before, 1, 5)
+    assert shop.call(after.run, 1, 5).replayed
+    with pytest.raises(PayloadMismatch):
+        shop.call(after, 1, 5, "USD")
+
+
+def test_the_instance_and_the_class_are_never_compared(shop):
+    class Till:
+        def __init__(self, connection):
+            self.connection = connection
+
+        @shop.once("{order}", scope="pay")
+        def pay(self, order, amount):
+            return amount
+
+        @classmethod
+        @shop.once(key=lambda cls, order, amount: str(order), scope="open")
+        def open(cls, order, amount):
+            return amount
+
+    for name in ("pay", "open"):
+        assert shop.call(getattr(Till(object()), name), 1, 5) == 5
+        assert shop.call(getattr(Till(object()), name).run, 1, 5).replayed
+        with pytest.raises(PayloadMismatch):
+            shop.call(getattr(Till(object()), name), 1, 6)
+
+
+def test_an_argument_that_cannot_be_compared_is_named_at_the_first_call(shop):
+    @shop.once("{order_id}")
+    def pay(order_id, session):
+        shop.runs.append(order_id)
+
+    with pytest.raises(ConfigError) as refusal:
+        shop.call(pay, 1, object())
+    assert "payload['session']" in str(refusal.value)
+    assert "payload=None" in str(refusal.value)
+    assert refusal.value.key_digest == Identity(pay._plan.scope, "1").key_digest
+    assert (shop.runs, shop.stored()) == ([], [])
+
+
+def test_payload_none_compares_nothing(shop):
+    @shop.once("{order_id}", payload=None)
+    def pay(order_id, session):
+        return order_id
+
+    shop.call(pay, 1, object())
+    assert shop.call(pay.run, 1, object()).replayed
+    assert shop.call(pay.peek, 1, None).fingerprint is None
+
+
+def test_a_payment_whose_arguments_are_compared_needs_no_payload(shop):
+    @shop.once("{order_id}", policy=Policy.payment())
+    def pay(order_id, amount):
+        return amount
+
+    shop.call(pay, 1, 5)
+    with pytest.raises(PayloadMismatch):
+        shop.call(pay, 1, 6)
+
+
 # --- words of the decorator ----------------------------------------------------------------
 
 
@@ -307,7 +422,7 @@ def test_a_method_runs_once_per_key_of_its_instance(shop, till):
     one, two = till("one"), till("two")
     assert shop.call(one.pay, "a") == shop.call(one.pay, order="a") == "one a"
     assert shop.call(two.pay, "a") == "two a"
-    assert shop.call(till.pay, one, "a", note="through the class") == "one a"
+    assert shop.call(till.pay, one, "a") == "one a"
     assert shop.runs == [("one", "a"), ("two", "a")]
 
 
@@ -529,7 +644,7 @@ async def awaited(a, b=2):
         ({"payload": [5]}, "payload must name arguments"),
         ({"policy": Policy.payment()}, "name the arguments to compare, such as payload='order'"),
         (
-            {"key": "{a}", "policy": Policy.payment()},
+            {"key": "{a}", "payload": None, "policy": Policy.payment()},
             "name the arguments to compare, such as payload='order'",
         ),
         ({"policy": {"ttl": 5}}, "policy must be a Policy, not dict"),

@@ -278,6 +278,7 @@ def test_it_is_remembered_for_two_slots(jobs):
     assert jobs.call(job)
     record = jobs.call(job.peek)
     assert record.identity.key == job.key_for() == job.slot().name == "2026-11-17"
+    assert record.scope == job.scope
     assert record.remaining > 2 * DAY
     short = jobs.job(period=timedelta(minutes=15), scope="short")
     assert jobs.call(short)

@@ -328,7 +328,7 @@ def test_a_renewal_that_hangs_while_an_attempt_is_parked_is_made_good_later(memo
         call.result(PATIENCE)
     assert engine.peek("k").abandoned
     if fault is not None:
-        engine.store.inject("renew", fault)
+        engine.store.inject("renew", fault, times=2)  # the renewal, and the second parking
     renewal.go_on.set()
     wait_until(lambda: engine.commands("renew") == 2)
     if fault is not None:

@@ -209,7 +209,7 @@ def test_the_log_says_once_that_a_message_stays(caplog):
     sent = rules().step(REJECT, delivery).headers
     rules().step(REJECT, returned(sent))
     assert caplog.text.count("there are no dead letters") == 1
-    assert "[consumer=mailer queue=orders]" in caplog.text
+    assert "[consumer=mailer queue=orders key_digest=-]" in caplog.text
 
 
 def test_no_message_tells_which_queue_it_was_in():
@@ -264,6 +264,22 @@ def test_the_log_says_what_becomes_of_a_rejected_message(caplog):
     assert "to the dead-letter exchange of its queue, and drops it if there is none" in caplog.text
     rules(dead_letters="dead").step(REJECT, received())
     assert "it goes to the queue dead: no" in caplog.text
+
+
+@pytest.mark.parametrize("dead_letters", ["dead", True, False])
+def test_a_line_about_dead_letters_has_the_digest_of_the_key(caplog, dead_letters):
+    of = rules(dead_letters=dead_letters)
+    verdict = Reject("no", InvalidKey("no"), "808ab18c")
+    step = of.step(verdict, received(of))
+    if dead_letters == "dead":
+        for error, returned_ in (
+            (Unwritable("no"), False),
+            (ValueError(), True),
+            (OSError(), False),
+        ):
+            of.instead(step, error, returned=returned_)
+    assert caplog.messages
+    assert all("key_digest=808ab18c]" in line for line in caplog.messages)
 
 
 def test_the_log_tells_a_missing_queue_from_one_that_refuses(caplog):

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from engines.facade import World, never
 from repair.conftest import Repairs
 from semel import ConfigError, InvalidKey, StoreFull, StoreRefused, ValueRejected, open_store
+from semel.core.audit import KEYS
 from semel.core.records import AUDIT_SCOPE, LISTINGS, Encoded, Identity, State
 from semel.errors import StoreError
 from semel.repair import (
@@ -478,7 +479,7 @@ def test_a_decision_without_its_entry_is_given_back_with_its_age(memory_workshop
 def test_a_key_that_is_taken_is_no_entry(on_memory, monkeypatch):
     identity = on_memory.repairs.abandon("a")
     before = on_memory.repairs.record(identity)
-    monkeypatch.setattr(type(audit.KEYS), "new", lambda _: "audit-1")
+    monkeypatch.setattr(type(KEYS), "new", lambda _: "audit-1")
     on_memory.write("view")
     with pytest.raises(StoreError, match=f"^{REFUSED}its key is taken"):
         on_memory.forget()

@@ -59,7 +59,7 @@ from semel.repair import (
     settle,
     settle_async,
 )
-from semel.repair.results import _OBJECTS, ShownValue, read_shown
+from semel.repair.results import _OBJECTS, ShownValue, in_form_of, read_shown, unlike
 
 DAYS = 3 * 86400
 CREATED = HttpAnswer(201, {"Location": "/o/7", "Content-Type": "text/plain"}, b"made")
@@ -645,3 +645,52 @@ def test_nothing_is_imported_to_show_or_to_write():
         "set()",
         "set()",
     ]
+
+
+RECEIPT = {"$": "dataclass", "t": "shop:Receipt", "v": {"id": "a", "day": {"$": "date", "v": "d"}}}
+MODEL = {"$": "model", "t": "shop:Order", "v": {"id": 1}, "set": ["id"]}
+
+
+@pytest.mark.parametrize(
+    ("tree", "model", "said"),
+    [
+        ({"a": 1}, {"b": "x"}, None),
+        ({"a": 1}, {"a": "x"}, "result.a is number, and that of the similar call text"),
+        ({"a": 1}, {"a": 2.5}, None),
+        ({"a": True}, {"a": 2.5}, "result.a is true or false"),
+        ({"a": None}, {"a": 2.5}, None),
+        ("x", None, None),
+        ([1, "x"], [1], "result[1] is text"),
+        ([1, "x"], [], None),
+        ([1], {"a": 1}, "result is list, and that of the similar call object"),
+        ("a", RECEIPT, "result is text, and that of the similar call shop:Receipt"),
+        (RECEIPT, RECEIPT, None),
+        (RECEIPT | {"v": {"id": "a"}}, RECEIPT, "don't have the same fields: day"),
+        (RECEIPT | {"v": {"id": "a", "day": "d"}}, RECEIPT, "result.day is text"),
+        ({"$": "custom", "t": "m", "v": {"x": 1}}, {"$": "custom", "t": "m", "v": {"y": 1}}, None),
+    ],
+)
+def test_another_form_is_named_by_its_place(tree, model, said):
+    found = unlike(tree, model)
+    assert found is None if said is None else said in found
+
+
+@pytest.mark.parametrize(
+    ("tree", "model", "made"),
+    [
+        (
+            {"id": "b", "day": "e"},
+            RECEIPT,
+            RECEIPT | {"v": {"id": "b", "day": {"$": "date", "v": "e"}}},
+        ),
+        ([{"id": "b", "day": None}], [RECEIPT], [RECEIPT | {"v": {"id": "b", "day": None}}]),
+        ({"r": RECEIPT, "n": 1}, {"r": RECEIPT}, {"r": RECEIPT, "n": 1}),
+        ({"id": 2}, MODEL, MODEL | {"v": {"id": 2}}),
+        (2, MODEL, {"$": "model", "t": "shop:Order", "v": 2}),
+        ([1], [], [1]),
+        (1, "x", 1),
+        (None, RECEIPT, None),
+    ],
+)
+def test_plain_json_takes_the_form_of_a_similar_result(tree, model, made):
+    assert in_form_of(tree, model) == made

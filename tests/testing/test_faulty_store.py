@@ -11,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from contract.reference_store import DictStore
+from engines.facade import wait_until
+from semel import Idempotency, Policy
 from semel.core.records import (
     Claimed,
     ClaimRequest,
@@ -124,6 +126,29 @@ def test_a_lost_reply_hides_what_the_store_did(faulty, driven):
     assert driven.complete(KEY, ANNA, RESULT, 60.0) is True
 
 
+def test_a_fault_of_a_verb_hits_a_batch_that_has_it(faulty, driven):
+    driven.claim(ASK)
+    faulty.inject("renew", Refuse())
+    faulty.inject("renew_many", LoseReply())
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            driven.send([RenewRequest(KEY, ANNA, 60.0)])
+    assert driven.send([RenewRequest(KEY, ANNA, 60.0)]) == [True]
+    assert (faulty.fired("renew"), faulty.fired("renew_many")) == (1, 1)
+
+
+def test_a_fault_of_renew_hits_the_renewal_of_an_engine():
+    store = FaultyStore(MemoryStore())
+    with Idempotency(store, policy=Policy(lease=1)) as idem:
+        store.inject("renew", Refuse())
+
+        def work():
+            wait_until(lambda: store.fired("renew"))
+
+        idem.execute("order:1", work)
+    assert store.fired("renew") == 1
+
+
 def test_a_fault_happens_as_often_as_it_was_injected(faulty, driven):
     driven.claim(ASK)
     faulty.inject("renew", Refuse(), times=3)
@@ -176,7 +201,7 @@ def test_every_call_is_recorded_with_the_fault_it_met(faulty, driven):
         driven.put(KEY, RESULT, 60.0, owner=ANNA)
     assert faulty.calls == [
         Call("claim", (ASK,), None),
-        Call("put", (PutRequest(KEY, ANNA, RESULT, 60.0),), fault),
+        Call("put", (PutRequest(KEY, ANNA, RESULT, 60.0),), fault, "put"),
     ]
 
 

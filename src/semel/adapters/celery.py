@@ -45,6 +45,7 @@ from semel.errors import (
     NestedCall,
     ResultUnavailable,
     SerializationError,
+    did_you_mean,
 )
 from semel.events import logger
 from semel.messages import LONGEST, SOONEST, Ack, Fail, Later, Message, Verdict
@@ -194,8 +195,11 @@ def _options(idempotent: object) -> TaskOptions:
         )
     unknown = idempotent.keys() - TaskOptions.__annotations__.keys()
     if unknown:
-        known = ", ".join(TaskOptions.__annotations__)
-        raise ConfigError(f"idempotent has no option {min(unknown)!r}; known: {known}")
+        name, known = min(unknown), TaskOptions.__annotations__
+        raise ConfigError(
+            f"idempotent has no option {name!r}; known: {', '.join(known)}"
+            f"{did_you_mean(name, known)}"
+        )
     return cast("TaskOptions", idempotent)
 
 
@@ -280,17 +284,9 @@ class Delivery:
         """Return the arguments of a message by name, however the producer has written the call."""
         try:
             values = self._arguments.mapping(tuple(message.body["args"]), message.body["kwargs"])
-            # Without defaults: a new parameter that has one makes no other message of those that
-            # were sent before.
-            return {
-                name: value for name, value in values.items() if not self._is_default(name, value)
-            }
+            return self._arguments.without_defaults(values)
         except (TypeError, ValueError):  # they do not fit, which the function says by itself
             return message.body
-
-    def _is_default(self, name: str, value: object) -> bool:
-        default = self._signature.parameters[name].default
-        return value is default or (type(value) is type(default) and bool(value == default))
 
     def _consumer(self, name: str) -> Consumer:
         options: dict[str, Any] = {**self._options, "key": self._key, "payload": self._payload}

@@ -22,9 +22,9 @@ from uuid import UUID, uuid5
 
 from msgspec import UNSET
 
-from semel.core.keys import MAX_KEY_LENGTH
 from semel.core.optional import Needed
 from semel.core.policy import Duration, Policy, seconds
+from semel.core.records import MAX_KEY_LENGTH
 from semel.core.schedules import EPOCH, in_utc, rules_of_slot
 from semel.default import default_engine
 from semel.engine._sync.once_per import run_unless_taken

@@ -136,6 +136,8 @@ class Publish(Struct, frozen=True):
     seconds: float
     if_rejected: Publish | None = None
     if_unwritable: DeadLetter | Publish | None = None
+    key_digest: str | None = None
+    """Which operation goes to the dead letters; None: the message has no key, or comes again."""
 
 
 Step: TypeAlias = Acknowledge | DeadLetter | Publish
@@ -248,7 +250,7 @@ class RabbitRules:
                 self._log(
                     "a message cannot be handled, and there are no dead letters: it is delivered "
                     "again every 300 s until it can be",
-                    verdict.reason,
+                    verdict,
                     delivery,
                 )
                 delivery.told = True
@@ -257,13 +259,11 @@ class RabbitRules:
             self._log(
                 "a message cannot be handled: RabbitMQ moves it to the dead-letter exchange of its "
                 "queue, and drops it if there is none",
-                verdict.reason,
+                verdict,
                 delivery,
             )
             return DEAD_LETTER
-        self._log(
-            f"a message cannot be handled: it goes to the queue {target}", verdict.reason, delivery
-        )
+        self._log(f"a message cannot be handled: it goes to the queue {target}", verdict, delivery)
         headers = _again(delivery) | {
             REASON: verdict.reason[:_LONGEST_TEXT],
             ERROR: error,
@@ -272,7 +272,8 @@ class RabbitRules:
         }
         stays = self._delayed(delivery, LONGEST)
         bare = self._bare(delivery, LONGEST)
-        return Publish("", str(target), headers, None, LONGEST, stays, bare)
+        digest = verdict.key_digest
+        return Publish("", str(target), headers, None, LONGEST, stays, bare, digest)
 
     def _delayed(self, delivery: Delivery, seconds: float) -> Publish:
         delay = delay_queue(delivery.queue, seconds, self._kind)
@@ -288,8 +289,15 @@ class RabbitRules:
         naked = Publish("", target, {QUEUE: delivery.queue}, None, seconds)
         return Publish("", target, _as_sent(delivery), None, seconds, if_unwritable=naked)
 
-    def _log(self, what: str, reason: str, delivery: Delivery) -> None:
-        logger.error("%s: %s [consumer=%s queue=%s]", what, reason, self.consumer, delivery.queue)
+    def _log(self, what: str, verdict: Reject, delivery: Delivery) -> None:
+        logger.error(
+            "%s: %s [consumer=%s queue=%s key_digest=%s]",
+            what,
+            verdict.reason,
+            self.consumer,
+            delivery.queue,
+            verdict.key_digest or "-",
+        )
 
     def instead(
         self, publish: Publish, error: Exception, *, returned: bool
@@ -309,28 +317,31 @@ class RabbitRules:
             then = "it goes to the dead letters with fewer headers"
         if unwritable:
             logger.error(
-                "a message cannot be published again, so %s: %s [consumer=%s]",
+                "a message cannot be published again, so %s: %s [consumer=%s key_digest=%s]",
                 then,
                 error,
                 self.consumer,
+                publish.key_digest or "-",
             )
         elif returned and publish.delay is None:
             logger.error(
                 "there is no queue %s: declare it. RabbitMQ returned a message for it, so %s "
-                "[consumer=%s]",
+                "[consumer=%s key_digest=%s]",
                 publish.routing_key,
                 then,
                 self.consumer,
+                publish.key_digest or "-",
             )
         else:
             logger.error(
                 "RabbitMQ did not take a message for %s, so %s. May this user configure and write "
-                "it? (%s: %s) [consumer=%s]",
+                "it? (%s: %s) [consumer=%s key_digest=%s]",
                 publish.routing_key,
                 then,
                 type(error).__name__,
                 error,
                 self.consumer,
+                publish.key_digest or "-",
             )
         return step
 

@@ -19,11 +19,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from semel import __version__
 from semel.cli import audit, deciding, doctor, finding, reading, stuck, upkeep
@@ -43,13 +43,13 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 """What shells expect of a program that Ctrl-C (SIGINT) or a closed pipe (SIGPIPE) ended."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, *, engine: Mapping[str, Any] | None = None) -> int:
+    """Run one command and return the exit code; `engine` has further arguments of its engine."""
     if sys.stderr is None:  # it is closed, and what is printed to None goes to the output
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-            return main(arguments)
+            return main(arguments, engine=engine)
     try:
-        return _written(arguments)
+        return _written(arguments, engine or {})
     except BrokenPipeError:
         _drop_output()  # the reader, `head` perhaps, has seen enough
         return PIPE_CLOSED
@@ -62,18 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _written(arguments: Sequence[str] | None) -> int:
+def _written(arguments: Sequence[str] | None, engine: Mapping[str, Any]) -> int:
     """Run the command and see to it that its output is written, that of --help too."""
     try:
-        code = _run(arguments)
+        code = _run(arguments, engine)
     finally:  # also when argparse ends it, which has written its own lines
         if sys.stdout is not None:
             sys.stdout.flush()  # here a failure can still be answered
     return code
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None, engine: Mapping[str, Any]) -> int:
     options, unknown = parser().parse_known_args(arguments)
+    options.engine = engine
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if sys.stdout is None:
@@ -189,6 +190,14 @@ def _reading(command: _Command) -> None:
     _json(made)
     made = command("show", reading.show, "show one record")
     _identity(made)
+    made.add_argument(
+        "--derive",
+        action="append",
+        default=[],
+        metavar="PART",
+        help="show the key that attempt.derive(PART) sent downstream, or for 'POST URL' the key of "
+        "that call by semel's HTTP clients; may be repeated",
+    )
     _json(made, result=True)
     _who(made)
     made = command("stuck", stuck.stuck, "list abandoned attempts")
@@ -210,9 +219,16 @@ def _reading(command: _Command) -> None:
 
 
 def _deciding(command: _Command) -> None:
-    made = command("forget", deciding.forget, "remove a record: the next call runs again")
-    _identity(made)
-    made.add_argument("--yes", action="store_true", help="also if it is running or held")
+    text = "remove a record, or the old records of a scope: the next call runs again"
+    made = command("forget", deciding.forget, text)
+    _identity(made, needed=False)
+    made.add_argument(
+        "--scope", dest="of_scope", help="with --older-than: all finished records of this scope"
+    )
+    made.add_argument(
+        "--older-than", type=_duration, metavar="30d", help="with --scope: ended so long ago"
+    )
+    made.add_argument("--yes", action="store_true", help="don't ask for confirmation")
     _who(made)
     made = command("resolve", deciding.resolve, "decide what became of an abandoned attempt")
     made.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -223,6 +239,14 @@ def _deciding(command: _Command) -> None:
         "--succeeded",
         metavar="JSON",
         help="it happened, with this result, as semel show --result shows that of a similar call",
+    )
+    made.add_argument(
+        "--like",
+        metavar="KEY",
+        help="with --succeeded: take the classes from the result of this finished record",
+    )
+    made.add_argument(
+        "--yes", action="store_true", help="with --succeeded: also if similar results differ"
     )
     outcome.add_argument(
         "--status",
@@ -292,9 +316,9 @@ def _stuck(made: argparse.ArgumentParser) -> None:
     made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
 
 
-def _identity(made: argparse.ArgumentParser) -> None:
-    made.add_argument("scope", metavar="SCOPE")
-    made.add_argument("key", metavar="KEY")
+def _identity(made: argparse.ArgumentParser, *, needed: bool = True) -> None:
+    for name in ("scope", "key"):
+        made.add_argument(name, metavar=name.upper(), nargs=None if needed else "?")
     made.add_argument(
         "--digest",
         action="store_true",

@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 from argparse import Namespace
 from pathlib import Path
-from typing import Final
+from shlex import quote
+from typing import Final, NamedTuple
 
 from semel import repair
 from semel.cli.audit import user
 from semel.cli.formatting import duration, exhausted, moment, state_of
-from semel.cli.results import resolution_of
-from semel.cli.store import NO_RECORD, key_of, open_engine
-from semel.cli.terminal import can_ask, confirmed, say
+from semel.cli.results import given_tree, resolution_of
+from semel.cli.store import NO_RECORD, PAGE, key_of, open_engine, read_pages
+from semel.cli.terminal import Progress, can_ask, confirmed, say
 from semel.core import run_info
 from semel.core.observers import printable
 from semel.core.records import Record, State
@@ -26,19 +27,65 @@ from semel.repair import (
     Failed,
     GrpcAnswer,
     HttpAnswer,
+    PlainValue,
     Resolved,
     Succeeded,
     log_audit,
+    read_result,
     settle,
 )
 from semel.repair.decisions import audit_logger
+from semel.repair.maintenance import ended_before, store_of
+from semel.repair.results import in_form_of, unlike
 from semel.sync import Idempotency
+
+SIMILAR: Final = 100
+"""Finished records among which the newest is looked for that a result is compared with."""
 
 FINAL: Final = "this is final: if it was wrong, semel resolve --help says what to do"
 
 
 def forget(options: Namespace) -> int:
-    """Remove a record: the next call runs again."""
+    """Remove a record, or the old records of a scope: the next call runs again."""
+    one = (options.scope, options.key) != (None, None)
+    many = (options.of_scope, options.older_than) != (None, None)
+    if one is many or (one and options.key is None):
+        raise ConfigError("forget takes SCOPE KEY, or --scope SCOPE --older-than AGE")
+    return _forget_one(options) if one else _forget_finished(options)
+
+
+def _forget_finished(options: Namespace) -> int:
+    """Remove the finished records of a scope that ended so long ago."""
+    scope, age = options.of_scope, options.older_than
+    if scope is None or age is None or options.digest:
+        raise ConfigError("--scope and --older-than go together, and without --digest")
+    with open_engine(options) as engine, Progress() as progress:
+        found = 0
+        for page in read_pages(engine, PAGE, scope=scope):
+            found += sum(1 for _ in ended_before(page, age))
+            progress.show(f"{found:,} records found")
+        progress.clear()
+        what = f"{found} records of {printable(scope)} that ended {duration(age)} ago or before"
+        if found and not options.yes:
+            danger = f"{what} would be forgotten, and a call with one of their keys runs again"
+            if not can_ask():
+                raise ConfigError(f"{danger}. Confirm with --yes")
+            if not confirmed(f"{danger}. Forget them?"):
+                say("nothing was forgotten")
+                return 1
+        forgotten = found and repair.forget_finished(
+            engine,
+            scope,
+            older_than=age,
+            name=user(options),
+            reason=options.reason,
+            progress=lambda so_far: progress.show(f"{so_far:,} records forgotten"),
+        )
+    print(f"forgot {forgotten} records")
+    return 0
+
+
+def _forget_one(options: Namespace) -> int:
     with open_engine(options) as engine:
         key = key_of(engine, options)
         found = None if key is None else _peek(engine, key, options.scope)
@@ -124,6 +171,14 @@ def resolve(options: Namespace) -> int:
         if key is None:
             say(f"nothing was decided: {NO_RECORD}")
             return 1
+        if options.succeeded is not None:
+            similar = _similar(engine, options)
+            model = None if similar is None else similar.value
+            if options.like is not None:
+                resolution = resolution_of(options, model)
+            if not options.yes and not _has_form(options, similar):
+                say("nothing was decided")
+                return 1
         retryable = isinstance(resolution, Failed) and resolution.retryable
         before = engine.peek(key, scope=options.scope) if retryable else None
         decision = settle(
@@ -152,6 +207,58 @@ def resolve(options: Namespace) -> int:
     print(f"kept until {moment(decision.kept_until)} ({left}); {again}")
     say(FINAL)
     return 0
+
+
+class _Similar(NamedTuple):
+    """The result of a finished record, as `semel show` shows it."""
+
+    key: str
+    value: object
+
+
+def _similar(engine: Idempotency, options: Namespace) -> _Similar | None:
+    """Find the finished record that --like names, or else the newest; None: there is none."""
+    if options.like is None:
+        page = store_of(engine).scan(scope=options.scope, state=State.SUCCEEDED, limit=SIMILAR)
+        newest_first = sorted(page.records, key=lambda record: record.updated_at, reverse=True)
+        return next(filter(None, map(_shown, newest_first)), None)
+    named = engine.peek(options.like, scope=options.scope)
+    shown = None if named is None else _shown(named)
+    if shown is None:
+        raise ConfigError(
+            f"--like: {options.scope} {printable(options.like)} is no finished record whose result "
+            "can be shown: semel list --state succeeded lists them"
+        )
+    return shown
+
+
+def _shown(record: Record) -> _Similar | None:
+    """Return the result of a success; None: it can't be shown, or is not that of a function."""
+    if record.state is not State.SUCCEEDED or record.outcome is None:
+        return None
+    result = read_result(record.outcome)
+    return _Similar(record.key, result.value) if isinstance(result, PlainValue) else None
+
+
+def _has_form(options: Namespace, similar: _Similar | None) -> bool:
+    """Tell whether a result has the form of a similar one, or a person wants it all the same.
+
+    Callers read the result as they read that one, and a decision is final.
+    """
+    if similar is None:
+        return True
+    given = given_tree(options)
+    tree = given if options.like is None else in_form_of(given, similar.value)
+    found = unlike(tree, similar.value)
+    if found is None:
+        return True
+    key = quote(printable(similar.key))
+    danger = f"{printable(found)} ({key}). Callers may fail on it, and a decision is final"
+    if not can_ask():
+        raise ConfigError(
+            f"{danger}. Take the form from there with --like {key}, or confirm with --yes"
+        )
+    return confirmed(f"{danger}. Take the form from there with --like {key}. Decide as it is?")
 
 
 def audit_of(options: Namespace) -> Audit:

@@ -17,6 +17,7 @@ from semel.core import run_info
 from semel.core.observers import printable
 from semel.core.policy import DAY, HOUR, MINUTE
 from semel.core.records import Record, State
+from semel.repair import StoredFailure, read_result
 
 STATES: dict[str, State] = {
     "processing": State.PROCESSING,
@@ -136,9 +137,16 @@ def fields(record: Record) -> dict[str, Any]:
         "updated_at": moment(record.updated_at),
         "lease_until": moment(record.lease_until),
         "expires_at": moment(record.expires_at),
+        "error": _error(record),
         "codec": None if written is None else written.codec or None,
         "size": None if outcome is None else len(outcome.data),
     }
+
+
+def _error(record: Record) -> str | None:
+    """Return the type of the error that a failed attempt raised; its text is part of the result."""
+    failure = None if record.outcome is None else read_result(record.outcome)
+    return failure.type_name if isinstance(failure, StoredFailure) else None
 
 
 def moment(at: float | None) -> str | None:

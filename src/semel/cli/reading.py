@@ -29,6 +29,7 @@ from semel.cli.results import how_to_decide, result_data, result_summary, result
 from semel.cli.store import NO_RECORD, PAGE, hint_if_empty, key_of, open_engine, read_pages
 from semel.cli.terminal import Progress, coloured, say
 from semel.core.records import Record
+from semel.http import part_of_call
 from semel.repair.maintenance import store_of
 from semel.sync import Idempotency
 
@@ -79,15 +80,23 @@ def show(options: Namespace) -> int:
             say(NO_RECORD)
             return 1
         enter_view(engine, [record], options)
+    derived = {part: _derived(record, part) for part in options.derive}
     if options.json:
-        print(as_json(_shown(record, options)))
+        print(as_json(_shown(record, options) | ({"derived": derived} if derived else {})))
         return 0
-    _print_fields(fields(record), options)
+    sent = {f"derived {part}": key for part, key in derived.items()}
+    _print_fields(fields(record) | sent, options)
     if options.result:
         print(f"\n{result_text(record)}")
     if record.abandoned:
         print(f"\n{how_to_decide(record)}")
     return 0
+
+
+def _derived(record: Record, part: str) -> str:
+    """Return the key of a downstream call; a part has no space, so one with a space is a call."""
+    method, space, url = part.partition(" ")
+    return record.derive(part_of_call(method, url) if space else part)
 
 
 def counts(options: Namespace) -> int:

@@ -35,7 +35,7 @@ from semel.repair import (
     Unreadable,
     read_result,
 )
-from semel.repair.results import read_shown
+from semel.repair.results import in_form_of, read_shown
 
 HEAD = 32
 """Bytes of binary data that are shown."""
@@ -59,8 +59,10 @@ _NO_CHARSETS: Final = frozenset({"idna", "punycode"})
 # --- from options --------------------------------------------------------------------------------
 
 
-def resolution_of(options: Namespace) -> Succeeded | Failed:
-    """Return what a person says became of an attempt."""
+def resolution_of(options: Namespace, model: object = None) -> Succeeded | Failed:
+    """Return what a person says became of an attempt; `model` is a result of the same form."""
+    if options.like is not None and options.succeeded is None:
+        raise ConfigError("--like goes with --succeeded")
     if options.retryable and options.failed is None:
         raise ConfigError("--retryable goes with --failed")
     if options.status is None and (options.header or options.body is not None):
@@ -71,14 +73,18 @@ def resolution_of(options: Namespace) -> Succeeded | Failed:
         return Succeeded(_answer(options))
     if options.message is not None:
         return Succeeded(GrpcAnswer(_content("--message", options.message)))
+    return Succeeded(read_shown(in_form_of(given_tree(options), model)))
+
+
+def given_tree(options: Namespace) -> object:
+    """Read what --succeeded gives."""
     try:
-        tree = msgspec.json.decode(options.succeeded)
+        return msgspec.json.decode(options.succeeded)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
         raise ConfigError(
             f"--succeeded takes the result as JSON: {error}; "
             """a text has quotes of its own, as in --succeeded '"ch_42"', nothing is null"""
         ) from error
-    return Succeeded(read_shown(tree))
 
 
 def _answer(options: Namespace) -> HttpAnswer:

@@ -65,9 +65,8 @@ def open_engine(options: Namespace) -> Iterator[Idempotency]:
     settings = read_settings(options)
     with configured(options), _naming_the_file(options):
         _reject_empty_stores(settings)
-        engine = Idempotency(
-            options.url, prefix=UNSET if options.store_prefix is None else options.store_prefix
-        )
+        prefix = UNSET if options.store_prefix is None else options.store_prefix
+        engine = Idempotency(options.url, prefix=prefix, **options.engine)
         create_nothing(engine.internals.store)
     with engine:
         yield engine

@@ -28,6 +28,7 @@ from semel.stores.base import Migrating
 
 def purge_records(options: Namespace) -> int:
     """Remove expired records, once or again and again."""
+    said = _Said()
     with open_engine(options) as engine:
 
         def once(_: Callable[[], bool]) -> int:
@@ -41,7 +42,7 @@ def purge_records(options: Namespace) -> int:
                     reason=options.reason,
                     progress=lambda so_far: progress.show(f"{so_far:,} records removed"),
                 )
-            print(f"removed {removed} records", flush=True)
+            said.print(f"removed {removed} records", news=removed > 0)
             return 0
 
         return _repeated(once, options.every)
@@ -49,7 +50,7 @@ def purge_records(options: Namespace) -> int:
 
 def reconcile(options: Namespace) -> int:
     """Let resolvers say what became of stuck records, once or again and again."""
-    resolvers = _imported(options.resolvers)
+    resolvers, said = _imported(options.resolvers), _Said()
     with open_engine(options) as engine:
         reconciliation = Reconciliation(
             Decider(engine, name=user(options), audit=audit_of(options), reason=options.reason),
@@ -63,7 +64,7 @@ def reconcile(options: Namespace) -> int:
                 report = reconciliation.run(
                     full=options.full, stopped=stopped, progress=progress.show
                 )
-            return _reported(report)
+            return _reported(report, said)
 
         return _repeated(once, options.every)
 
@@ -80,14 +81,27 @@ def migrate(options: Namespace) -> int:
     return 0
 
 
-def _reported(report: Report) -> int:
+class _Said:
+    """Prints the first line, and after it only news: a loop that finds nothing stays silent."""
+
+    def __init__(self) -> None:
+        self._last: str | None = None
+
+    def print(self, line: str, *, news: bool) -> None:
+        """Print a line that has news, or differs from the one before."""
+        if news or line != self._last:
+            print(line, flush=True)
+        self._last = line
+
+
+def _reported(report: Report, said: _Said) -> int:
     unresolved = sum(isinstance(each, Unresolved) for each in report.decisions)
     gave_up = sum(isinstance(each, GaveUp) for each in report.decisions)
-    print(
+    said.print(
         f"resolved {report.resolved}, unresolved {unresolved}, gave up {gave_up}, "
         f"moved on {report.moved_on}, errors {report.errors}, "
         f"waiting for a person {report.waiting}",
-        flush=True,
+        news=report.resolved > 0,
     )
     return 1 if unresolved or report.errors or report.waiting else 0
 

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
-from semel.core.keys import derived
 from semel.core.records import OWNER_BYTES, ClaimRequest, CompleteRequest, Identity, RenewRequest
 from semel.core.run_info import OwnRunInfo
-from semel.errors import DuplicateRequest, LeaseLost, StoreError, about
+from semel.errors import ConfigError, DuplicateRequest, LeaseLost, StoreError, about
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -115,7 +114,7 @@ class Attempt(Struct, Generic[Result], eq=False):
             ...     attempt.derive("capture")
             'capture-d74552dfc76f70017047060620334ccc'
         """
-        return derived(self.identity, part)
+        return self.identity.derive(part)
 
     def derive_next(self, part: str) -> str:
         """Make a stable key for a call that may come several times: the n-th has its own.
@@ -124,11 +123,7 @@ class Attempt(Struct, Generic[Result], eq=False):
         anew, so calls that are made in the same order get the same keys.
         """
         # Both steps are atomic: threads of one attempt never get the same number.
-        number = next(self._counts.setdefault(part, count(1)))
-        if number == 1:
-            return self.derive(part)
-        # No operation has a key with a space in it, so no derived key of any other can meet this.
-        return derived(Identity(self.scope, f"{self.key} {number}"), part)
+        return self.identity.derive(part, next(self._counts.setdefault(part, count(1))))
 
     def check(self) -> None:
         """Raise LeaseLost when this attempt may have been replaced; call it before an effect."""
@@ -181,13 +176,31 @@ def current_attempt() -> Attempt | None:
     """Return the attempt that is running in this context, or None.
 
     Examples:
-        >>> idem.execute("order:42", lambda: current_attempt().key)
-        'order:42'
+        >>> current_attempt() is None
+        True
     """
     attempt = _current.get()
     # A task that outlives the attempt it was started in keeps the variable, not the attempt.
     while attempt is not None and not attempt.runs:
         attempt = attempt.outer
+    return attempt
+
+
+def require_attempt() -> Attempt:
+    """Return the attempt that is running in this context.
+
+    Outside of an attempt it raises `ConfigError`; `current_attempt` returns None there.
+
+    Examples:
+        >>> idem.execute("order:42", lambda: require_attempt().derive("capture"))
+        'capture-d74552dfc76f70017047060620334ccc'
+    """
+    attempt = current_attempt()
+    if attempt is None:
+        raise ConfigError(
+            "no attempt is running here: call this inside a function, an endpoint, or a handler "
+            "that semel protects, in the thread or task that semel started it in"
+        )
     return attempt
 
 

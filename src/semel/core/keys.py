@@ -8,7 +8,6 @@ An error never repeats the key: it may be a secret, and it may be a megabyte lon
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import re
@@ -25,13 +24,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from semel.core.fingerprint import fingerprint
-from semel.core.records import Identity, reject_audit_scope
+from semel.core.records import (
+    MAX_KEY_LENGTH,
+    check_text,
+    first_bad_character,
+    hex_digest,
+    reject_audit_scope,
+    text_fault,
+)
 from semel.errors import ConfigError, InvalidKey
-
-MAX_KEY_LENGTH = 255
-"""Characters that every store has room for."""
-
-_DIGEST_BYTES = 16
 
 
 class KeyRules:
@@ -57,14 +58,14 @@ class KeyRules:
 
     def check(self, key: object) -> None:
         """Raise `InvalidKey` unless `key` may be used."""
-        # The same as `_check`, written out: this is asked for every call.
+        # The same as `check_text`, written out: this is asked for every call.
         if not (
             isinstance(key, str)
             and 0 < len(key) <= self.max_length
             and key.isprintable()
             and " " not in key
         ):
-            raise InvalidKey(_fault("key", key, self.max_length))
+            raise InvalidKey(text_fault("key", key, self.max_length))
         if self.pattern is not None and self.pattern.fullmatch(key) is None:
             raise InvalidKey(
                 f"the key does not match the pattern {self.pattern.pattern!r} of this application"
@@ -75,38 +76,8 @@ class KeyRules:
 
         `what` is how the error calls it.
         """
-        _check(what, scope, MAX_KEY_LENGTH)
+        check_text(what, scope)
         reject_audit_scope(scope)
-
-
-def _check(what: str, text: object, max_length: int) -> None:
-    # isprintable() rejects every control character and every whitespace but the plain space.
-    if not (
-        isinstance(text, str)
-        and 0 < len(text) <= max_length
-        and text.isprintable()
-        and " " not in text
-    ):
-        raise InvalidKey(_fault(what, text, max_length))
-
-
-def _fault(what: str, text: object, max_length: int) -> str:
-    if not isinstance(text, str):
-        return f"the {what} must be a str, not {type(text).__name__}"
-    if text == "":
-        return f"the {what} is empty"
-    if len(text) > max_length:
-        return f"the {what} has {len(text)} characters, at most {max_length} are allowed"
-    position = first_bad_character(text)
-    return (
-        f"the {what} ({len(text)} characters) has whitespace or a character that is not printable "
-        f"at position {position}"
-    )
-
-
-def first_bad_character(text: str) -> int | None:
-    """Position of the first character that no key may hold; None if all are fine."""
-    return next((at for at, char in enumerate(text) if char == " " or not char.isprintable()), None)
 
 
 def check_plain(name: str, function: object) -> None:
@@ -133,25 +104,13 @@ def derive_key(key: str, part: str) -> str:
 
     `%` and `:` inside the part are escaped, so that two different pairs never give the same key.
     """
-    _check("key", key, MAX_KEY_LENGTH)
-    _check("part of a derived key", part, MAX_KEY_LENGTH)
+    check_text("key", key)
+    check_text("part of a derived key", part)
     whole = f"{key}:{part.translate(_ESCAPED_PART)}"
     if len(whole) <= MAX_KEY_LENGTH:
         return whole
-    tail = _DIGEST_MARK + _hex_digest(whole.encode())
+    tail = _DIGEST_MARK + hex_digest(whole.encode())
     return whole[: MAX_KEY_LENGTH - len(tail)] + tail
-
-
-def derived(identity: Identity, part: str) -> str:
-    """Make the key of a downstream call: the same on every attempt, another in every scope."""
-    _check("part of a derived key", part, MAX_KEY_LENGTH)
-    # The identity's digest has a fixed length, so the part cannot run into it.
-    tail = "-" + _hex_digest(identity.digest + part.encode())
-    return part[: MAX_KEY_LENGTH - len(tail)] + tail
-
-
-def _hex_digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[: 2 * _DIGEST_BYTES]
 
 
 # --- new keys ----------------------------------------------------------------------------
@@ -178,7 +137,7 @@ class KeyGenerator:
 
     def __init__(self, app: str | None = None, style: KeyStyle = "time") -> None:
         if app is not None:
-            _check("app name", app, MAX_KEY_LENGTH - _UUID_LENGTH - len("-"))
+            check_text("app name", app, MAX_KEY_LENGTH - _UUID_LENGTH - len("-"))
         makers = {"time": self._time_ordered, "uuid": uuid.uuid4}
         if style not in makers:
             raise ConfigError(f"the style of new keys is one of {', '.join(makers)}, not {style!r}")
@@ -227,7 +186,8 @@ def new_key(app: str | None = None) -> str:
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-_STARRED = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_NOTHING: dict[object, object] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
+"""What a call without further arguments gives to `*args` and `**kwargs`."""
 
 
 class Arguments:
@@ -255,8 +215,12 @@ class Arguments:
         self._signature = signature
         self._by_position = tuple(n for n, p in parameters.items() if p.kind in _BY_POSITION)
         self._by_keyword = frozenset(n for n, p in parameters.items() if p.kind in _BY_KEYWORD)
-        self._starred = any(p.kind in _STARRED for p in parameters.values())
-        self._defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        self._starred = any(p.kind in _NOTHING for p in parameters.values())
+        self._defaults = {
+            n: _NOTHING.get(p.kind, p.default)
+            for n, p in parameters.items()
+            if p.kind in _NOTHING or p.default is not p.empty
+        }
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Arguments:
@@ -271,6 +235,14 @@ class Arguments:
         """Return all values by name, in the order of the signature, defaults included."""
         bound = self._bind_quickly(args, kwargs)
         return self._bind_slowly(args, kwargs) if bound is None else bound
+
+    def without_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave out what is at its default: to add a parameter that has one changes no call."""
+        return {name: value for name, value in values.items() if not self._is_default(name, value)}
+
+    def _is_default(self, name: str, value: object) -> bool:
+        default = self._defaults.get(name, Parameter.empty)
+        return value is default or (type(value) is type(default) and bool(value == default))
 
     def _bind_quickly(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -326,6 +298,11 @@ class Field(NamedTuple):
     steps: tuple[Step, ...]
     spec: str
 
+    @property
+    def whole(self) -> bool:
+        """Whether the key has the argument's whole value, neither a part of it nor a rounding."""
+        return not self.steps and not self.spec
+
     def text(self, value: Any) -> str:
         """Follow the path from the argument's value and write what is found there."""
         try:
@@ -365,7 +342,7 @@ class Field(NamedTuple):
 class Template:
     """A compiled template; `compile_template` makes it."""
 
-    __slots__ = ("_escapes", "_fields", "_literals")
+    __slots__ = ("_escapes", "_fields", "_literals", "whole_arguments")
 
     def __init__(
         self, literals: Sequence[str], fields: Sequence[Field], escapes: Mapping[int, str]
@@ -373,6 +350,8 @@ class Template:
         self._literals = tuple(literals)
         self._fields = tuple(fields)
         self._escapes = escapes
+        self.whole_arguments = frozenset(field.root for field in fields if field.whole)
+        """The arguments that no two calls with the same key can differ in."""
 
     def render(self, lookup: Callable[[str], Any]) -> str:
         """Write the key; `lookup` returns the value of an argument by its name."""

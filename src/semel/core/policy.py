@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
@@ -19,7 +20,7 @@ from msgspec.structs import asdict, force_setattr
 from semel.core.codec import Codec, check_codec, codec_named
 from semel.core.records import LONGEST
 from semel.core.run_info import OwnRunInfo
-from semel.errors import ConfigError
+from semel.errors import ConfigError, did_you_mean
 
 Duration: TypeAlias = float | timedelta
 Duplicate: TypeAlias = Literal["replay", "reject"]
@@ -28,6 +29,7 @@ Failure: TypeAlias = Literal["forget", "retryable", "final", "unknown"]
 Abandonment: TypeAlias = Literal["takeover", "hold"]
 Mismatching: TypeAlias = Literal["reject", "replace"]
 StoreFailure: TypeAlias = Literal["closed", "open"]
+Exceptions: TypeAlias = type[BaseException] | Sequence[type[BaseException]]
 
 SHORTEST_LEASE = 0.05
 """A lease is renewed after a third of it, and what a thread waits for its turn, and a store for its
@@ -69,11 +71,15 @@ class PolicyFields(TypedDict, total=False):
     codec: str | Codec | UnsetType
     store_timeout: Duration | UnsetType
     message: str | UnsetType | None
-    not_done: tuple[type[BaseException], ...] | UnsetType
+    not_done: Exceptions | UnsetType
     payload_required: bool | UnsetType
 
 
-class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+POLICY_FIELDS = tuple(PolicyFields.__annotations__)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Policy:
     """How one kind of operation behaves; durations are seconds or timedelta.
 
     Examples:
@@ -98,13 +104,30 @@ class Policy(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     codec: str | Codec | UnsetType = UNSET
     store_timeout: Duration | UnsetType = UNSET
     message: str | UnsetType | None = UNSET
-    not_done: tuple[type[BaseException], ...] | UnsetType = UNSET
+    not_done: Exceptions | UnsetType = UNSET
     """Exceptions that prove the effect did not happen: under hold they free the key."""
     payload_required: bool | UnsetType = UNSET
 
-    def __post_init__(self) -> None:
-        for name, value in written(self).items():
-            force_setattr(self, name, _checked(name, value))
+    def __init__(self, **fields: Unpack[PolicyFields]) -> None:
+        for name, value in fields.items():
+            if name not in POLICY_FIELDS:
+                raise TypeError(
+                    f"Policy() got an unexpected keyword argument {name!r}; known are "
+                    f"{', '.join(POLICY_FIELDS)}{did_you_mean(name, POLICY_FIELDS)}"
+                )
+            if value is not UNSET:
+                # What was written is what the instance has; the rest are attributes of the class.
+                vars(self)[name] = _checked(name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, Policy) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset(vars(self).items()))
+
+    def __repr__(self) -> str:
+        written = (f"{name}={vars(self)[name]!r}" for name in POLICY_FIELDS if name in vars(self))
+        return f"Policy({', '.join(written)})"
 
     @classmethod
     def preset(cls, name: str, **changes: Unpack[PolicyFields]) -> Policy:
@@ -213,7 +236,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 def written(policy: Policy) -> dict[str, Any]:
     """Return the fields that the author of a policy wrote."""
-    return {name: value for name, value in asdict(policy).items() if value is not UNSET}
+    return vars(policy)
 
 
 def changed(rules: Rules, **fields: Any) -> Rules:
@@ -316,7 +339,8 @@ def _codec(value: Any) -> Any:
 
 
 def _exception_types(value: Any) -> tuple[type[BaseException], ...]:
-    types = value if isinstance(value, tuple | list) else (value,)
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    types = value if several else (value,)
     for item in types:
         if not (isinstance(item, type) and issubclass(item, BaseException)):
             raise _wrong("not_done", item, "exception classes")

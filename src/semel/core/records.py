@@ -25,6 +25,9 @@ OWNER_BYTES = 12
 
 FINGERPRINT_BYTES = 16
 
+MAX_KEY_LENGTH = 255
+"""Characters that every store has room for."""
+
 SUPERSEDED_LIMIT = 8
 """How many replaced fingerprints a record remembers (mismatch="replace")."""
 
@@ -44,6 +47,43 @@ def reject_audit_scope(scope: object) -> None:
             f"the scope {AUDIT_SCOPE} is reserved for the audit trail, whose entries cannot be "
             "used, changed or removed; `semel audit` lists them"
         )
+
+
+def check_text(what: str, text: object, max_length: int = MAX_KEY_LENGTH) -> None:
+    """Raise `InvalidKey` unless `text` may be a key, a scope, or a part; `what` names it."""
+    # isprintable() rejects every control character and every whitespace but the plain space.
+    if not (
+        isinstance(text, str)
+        and 0 < len(text) <= max_length
+        and text.isprintable()
+        and " " not in text
+    ):
+        raise InvalidKey(text_fault(what, text, max_length))
+
+
+def text_fault(what: str, text: object, max_length: int) -> str:
+    """Return what is wrong with a text; it never repeats the text, which may be a secret."""
+    if not isinstance(text, str):
+        return f"the {what} must be a str, not {type(text).__name__}"
+    if text == "":
+        return f"the {what} is empty"
+    if len(text) > max_length:
+        return f"the {what} has {len(text)} characters, at most {max_length} are allowed"
+    position = first_bad_character(text)
+    return (
+        f"the {what} ({len(text)} characters) has whitespace or a character that is not printable "
+        f"at position {position}"
+    )
+
+
+def first_bad_character(text: str) -> int | None:
+    """Position of the first character that no key may hold; None if all are fine."""
+    return next((at for at, char in enumerate(text) if char == " " or not char.isprintable()), None)
+
+
+def hex_digest(data: bytes) -> str:
+    """Return the 128 bits that end a derived key, as text."""
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 class State(enum.IntEnum):
@@ -78,6 +118,18 @@ class Identity(Struct, frozen=True, gc=False):
     def key_digest(self) -> str:
         """The digest as errors, events, logs and the command line show it."""
         return self.digest.hex()
+
+    def derive(self, part: str, nth: int = 1) -> str:
+        """Return the key of the `nth` downstream call that `part` names.
+
+        It is the same on every attempt, and another in every scope.
+        """
+        check_text("part of a derived key", part)
+        # No operation has a key with a space in it, so no derived key of another can meet this one.
+        whole = self if nth == 1 else Identity(self.scope, f"{self.key} {nth}")
+        # The identity's digest has a fixed length, so the part cannot run into it.
+        tail = "-" + hex_digest(whole.digest + part.encode())
+        return part[: MAX_KEY_LENGTH - len(tail)] + tail
 
 
 class Encoded(Struct, frozen=True, gc=False):
@@ -128,6 +180,15 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
     def key(self) -> str:
         """The operation's key."""
         return self.identity.key
+
+    def derive(self, part: str, nth: int = 1) -> str:
+        """Return the key that the attempts of this operation derive for a downstream call.
+
+        It is what `Attempt.derive(part)` returns, and with `nth` the n-th `derive_next(part)`: ask
+        the next system by this key what an attempt did. For a call that semel's HTTP clients sent,
+        `semel.http.part_of_call` returns the part.
+        """
+        return self.identity.derive(part, nth)
 
     @property
     def abandoned(self) -> bool:

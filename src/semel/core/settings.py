@@ -22,7 +22,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from semel.core.fingerprint import check_secrets
 from semel.core.keys import KeyRules
-from semel.core.policy import DAY, HOUR, MINUTE, POSITIVE, Policy, written
+from semel.core.policy import DAY, HOUR, MINUTE, POLICY_FIELDS, POSITIVE, Policy, written
 from semel.core.run_info import NAME_VARIABLE
 from semel.errors import ConfigError, IdempotencyError
 
@@ -339,7 +339,7 @@ Check: TypeAlias = Callable[[object], object]
 """Returns a value in its stored form, or raises ConfigError."""
 
 
-POLICY_NAMES = tuple(name for name in Policy.__struct_fields__ if name != "not_done")
+POLICY_NAMES = tuple(name for name in POLICY_FIELDS if name != "not_done")
 """The policy fields that can be written as text; `not_done` holds classes."""
 
 

@@ -17,10 +17,12 @@ from typing import (
     overload,
 )
 
+from msgspec import UNSET
+
 from semel.core.attempts import Outcome
 from semel.decorating import KeySource, PayloadSource, Plan, Unknown, bound_in_class_methods
 from semel.engine.colours.tasks import mark_coroutine_function
-from semel.errors import ConfigError
+from semel.errors import ConfigError, SerializationError
 
 if TYPE_CHECKING:
     from semel.core.policy import Duration, Policy
@@ -69,6 +71,11 @@ class AsyncOnce(Generic[P, R]):
         attempt = await runs.run(call, plan.fn, *arguments, **kwargs)
         return Outcome.of(attempt)
 
+    @property
+    def scope(self) -> str:
+        """The scope of its records: `scope=`, or the module and name of the function."""
+        return self._plan.scope
+
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Give the key that a call with these arguments would use."""
         return self._plan.key_of(self._plan.arrived((*self._bound_to, *args), kwargs))
@@ -116,13 +123,13 @@ class AsyncOnce(Generic[P, R]):
     def _prepared(self, runs: AsyncRuns, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         plan = self._plan
         arrived = plan.arrived(args, kwargs)
-        return runs.setup.call(
-            plan.key_of(arrived),
-            plan.scope,
-            plan.payload_of(arrived),
-            runs.setup.rules(plan.scope, *plan.policies),
-            returns=plan.returns,
-        )
+        rules = runs.setup.rules(plan.scope, *plan.policies)
+        key, payload = plan.key_of(arrived), plan.payload_of(arrived)
+        try:
+            return runs.setup.call(key, plan.scope, payload, rules, returns=plan.returns)
+        except SerializationError as error:
+            plan.explain(error)
+            raise
 
 
 class AsyncOnceDecorator:
@@ -134,7 +141,7 @@ class AsyncOnceDecorator:
         *,
         key: KeySource = None,
         scope: str | None = None,
-        payload: PayloadSource = None,
+        payload: PayloadSource = UNSET,
         ttl: Duration | None = None,
         message: str | None = None,
         policy: Policy | None = None,

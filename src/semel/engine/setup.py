@@ -20,7 +20,7 @@ from semel.core.cache import FinishedCache
 from semel.core.codec import check_codec, decode_result
 from semel.core.fingerprint import fingerprint, keyed
 from semel.core.keys import KeyRules
-from semel.core.policy import Duration, Policy, Rules, resolve, seconds
+from semel.core.policy import POLICY_FIELDS, Duration, Policy, Rules, resolve, seconds
 from semel.core.records import ClaimRequest, Encoded, Identity
 from semel.core.settings import BYPASSED, CODE, load_settings
 from semel.core.stored_answers import AnswerCodec, MessageCodec
@@ -351,7 +351,7 @@ def unexpected(engine: str, options: Mapping[str, object], opener: str) -> TypeE
     name = min(options)
     if name in SETTINGS:
         advice = SETTINGS[name]
-    elif name in Policy.__struct_fields__:
+    elif name in POLICY_FIELDS:
         advice = f"it is a field of a policy: policy=Policy({name}=...)"
     else:
         advice = (

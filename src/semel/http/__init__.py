@@ -7,6 +7,7 @@ problems  semel's own answers                     client    what clients do with
 Nothing here waits, reads a socket or touches a store; the integrations in `semel.adapters` do.
 """
 
+from semel.http.client import part_of_call
 from semel.http.options import IntegrationOptions, Route
 from semel.http.problems import ProblemResponse, problem_response
 from semel.http.requests import Headers, KeyMissing, Request, parse_key
@@ -21,5 +22,6 @@ __all__ = [
     "Request",
     "Route",
     "parse_key",
+    "part_of_call",
     "problem_response",
 ]

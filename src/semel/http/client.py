@@ -182,6 +182,19 @@ class Target(Struct, frozen=True):
         return f"{text[: _LONGEST_PART - len(digest) - 1]}~{digest}"
 
 
+def part_of_call(method: str, url: str) -> str:
+    """Return the part by which semel's HTTP clients derive the key of a call inside an attempt.
+
+    A resolver asks the next service by that key: `record.derive(part_of_call(method, url))`. The
+    query of the URL doesn't count.
+
+    Examples:
+        >>> part_of_call("POST", "https://bank.example/charges?at=12")
+        'POST:https://bank.example/charges'
+    """
+    return Target.of(method, url).part
+
+
 class Call(Struct):
     """What ties the requests of one call together: they carry it along."""
 

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from semel.core.keys import KeyRules
 from semel.core.policy import Duration, Policy, seconds
-from semel.errors import ConfigError, InvalidKey
+from semel.errors import ConfigError, InvalidKey, did_you_mean
 from semel.http.problems import Wording, checked_wordings
 from semel.http.requests import HEADER_NAME, BodyFormat, Request
 from semel.http.storing import StoredRule, StoredStatuses, check_function
@@ -223,7 +223,10 @@ def known_options(options: Mapping[str, Any], known: Iterable[str]) -> Mapping[s
     """Reject options that do not exist."""
     unknown = options.keys() - set(known)
     if unknown:
-        raise ConfigError(f"there is no option {min(unknown)!r}; known: {', '.join(known)}")
+        name = min(unknown)
+        raise ConfigError(
+            f"there is no option {name!r}; known: {', '.join(known)}{did_you_mean(name, known)}"
+        )
     return options
 
 

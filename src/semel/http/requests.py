@@ -25,8 +25,7 @@ from urllib.parse import parse_qs, quote, urlencode
 import msgspec
 from msgspec import Struct
 
-from semel.core.keys import MAX_KEY_LENGTH
-from semel.core.records import FINGERPRINT_BYTES
+from semel.core.records import FINGERPRINT_BYTES, MAX_KEY_LENGTH
 from semel.errors import InvalidKey
 
 HeaderLine: TypeAlias = tuple[bytes, bytes]
@@ -92,7 +91,7 @@ class Request(Struct, frozen=True):
     query: bytes
     """As it was sent, without the question mark."""
     headers: Headers
-    raw: object
+    raw: Any
     """The framework's own: an ASGI scope, a WSGI environ, a request object."""
 
 

@@ -6,7 +6,7 @@ decisions     what is decided, and where it is logged       results       writte
 """
 
 from semel.repair._sync.audit import AuditTrail, forget
-from semel.repair._sync.maintenance import health, purge
+from semel.repair._sync.maintenance import forget_finished, health, purge
 from semel.repair._sync.reconcile import Reconciler
 from semel.repair._sync.resolve import settle
 from semel.repair.audit import AsyncAuditTrail, AuditEntry, forget_async
@@ -27,7 +27,7 @@ from semel.repair.decisions import (
     Unresolved,
     log_audit,
 )
-from semel.repair.maintenance import Health, health_async, purge_async
+from semel.repair.maintenance import Health, forget_finished_async, health_async, purge_async
 from semel.repair.reconcile import AsyncReconciler, Report
 from semel.repair.resolve import settle_async
 from semel.repair.results import (
@@ -72,6 +72,8 @@ __all__ = [
     "Unresolved",
     "forget",
     "forget_async",
+    "forget_finished",
+    "forget_finished_async",
     "health",
     "health_async",
     "log_audit",

@@ -10,10 +10,8 @@ or remove one, and listings and counts leave them out (`semel.core.records.AUDIT
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
-from copy import copy
 from heapq import nlargest
 from typing import Final
 
@@ -21,15 +19,12 @@ import msgspec
 from msgspec import Struct
 
 from semel.aio import AsyncIdempotency
-from semel.core.keys import KeyGenerator
+from semel.core.audit import CODEC, checked_text, not_written, request_for
 from semel.core.observers import Log
-from semel.core.policy import DAY, Duration, seconds
+from semel.core.policy import Duration, seconds
 from semel.core.records import (
     AUDIT_SCOPE,
-    OWNER_BYTES,
-    Encoded,
     Identity,
-    PutRequest,
     Record,
     ScanRequest,
 )
@@ -40,22 +35,11 @@ from semel.stores.urls import whole_number
 
 logger = Log("semel.repair")
 
-KEPT: Final = 400 * DAY
-"""Seconds that an entry is kept: more than a year, so that audits of a year find all of it."""
-
-LONGEST_TEXT: Final = 500
-"""Characters of a name or of a reason."""
-
 PAGE: Final = 500
 """Entries that are read at a time."""
 
-KEYS: Final = KeyGenerator("audit")
-"""Makes the keys of entries, which sort by time and end in a random part."""
-
 KEY_PREFIX: Final = "audit-"
 """Before the time, so that SQL finds the entries in its index of keys."""
-
-CODEC: Final = "audit/1"
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
@@ -66,10 +50,10 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     by: str
     """Who: a name, if one was given, and the host and the process, or `SEMEL_NAME`."""
     action: str
-    """`resolve`, `forget`, `purge`, `reconcile`, `view`, or what your program writes."""
+    """`resolve`, `forget`, `clear`, `purge`, `reconcile`, `view`, or what your program writes."""
     scope: str | None = None
     key_digest: str | None = None
-    """Which record; None for an action on the whole store."""
+    """Which record; None for an action on a whole scope, or the whole store."""
     details: str = ""
     """What in particular, such as the outcome that was decided."""
     reason: str | None = None
@@ -106,10 +90,13 @@ class AsyncAuditTrail:
         action: str,
         identities: Iterable[Identity] = (),
         *,
+        scope: str | None = None,
         details: str = "",
         reason: str | None = None,
     ) -> None:
         """Write an entry for each record of these `identities`; of none, one for the whole store.
+
+        With `scope` and without identities, the entry is about that scope.
 
         Call it before the `action`: if it raises, the action must not be taken. `details` says what
         in particular is done, and `reason` why.
@@ -120,7 +107,8 @@ class AsyncAuditTrail:
         if reason is not None:
             said["reason"] = checked_text("reason", reason)
         about = [{"scope": each.scope, "key_digest": each.key_digest} for each in identities]
-        requests = [request_for(said | named) for named in about or [{}]]
+        whole = {} if scope is None else {"scope": scope}
+        requests = [request_for(said | named) for named in about or [whole]]
         try:
             answers = await self._store.send(requests)
         except StoreError as error:
@@ -205,35 +193,6 @@ async def forget_async(
 
 
 # --- entries -------------------------------------------------------------------------------------
-
-
-def checked_text(what: str, text: str) -> str:
-    """Return a text that fits on one line of a listing."""
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{what} must be a text that is not empty; got {text!r}")
-    if len(text) > LONGEST_TEXT:
-        raise ConfigError(f"{what} has {len(text)} characters, at most {LONGEST_TEXT} are allowed")
-    if not text.isprintable():
-        raise ConfigError(f"{what} must be one line of printable characters; got {text!r}")
-    return text
-
-
-def request_for(said: dict[str, str]) -> PutRequest:
-    """Make the request that writes an entry."""
-    identity = Identity(AUDIT_SCOPE, KEYS.new())
-    outcome = Encoded(CODEC, msgspec.json.encode(said))
-    return PutRequest(identity, os.urandom(OWNER_BYTES), outcome, KEPT)
-
-
-def not_written(answer: bool | StoreError) -> StoreError:
-    """Make the error of an action that is refused because its entry is missing."""
-    cause = answer if isinstance(answer, StoreError) else StoreError("its key is taken")
-    refused = copy(cause)  # of the same class: it says whether to try again
-    refused.args = (
-        f"the entry in the audit trail could not be written, so nothing was done: {cause.text}",
-    )
-    refused.__cause__ = cause
-    return refused
 
 
 def read_entry(record: Record) -> AuditEntry | None:

@@ -1,4 +1,4 @@
-"""Looks after a whole store: how it is doing (`health`), and removing expired records (`purge`).
+"""Looks after a whole store: its `health`, and records that go (`purge`, `forget_finished`).
 
 The target of both is what a caller has at hand: an engine, a store, a URL, or None for the
 settings. What is opened here is closed here. A store that can only be empty, because it belongs to
@@ -10,7 +10,7 @@ or not it was removed; purging only frees the space. Redis and Valkey do that by
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -19,11 +19,12 @@ from typing import Any
 from msgspec import Struct
 
 from semel.aio import AsyncIdempotency
+from semel.core.keys import KeyRules
 from semel.core.policy import Duration, seconds
-from semel.core.records import LISTINGS, Counts, ScanRequest
+from semel.core.records import LISTINGS, Counts, Record, ScanRequest, State, TouchRequest
 from semel.core.settings import Settings, load_settings
 from semel.engine.colours.tasks import sleep
-from semel.errors import ConfigError
+from semel.errors import ConfigError, StoreError
 from semel.repair.audit import AsyncAuditTrail
 from semel.stores.urls import split_url, whole_number
 from semel.sync import Idempotency
@@ -33,6 +34,8 @@ ALERT_AFTER = 300.0
 
 BATCH = 50
 """Records of one transaction: so few that a claim behind it waits for about one more commit."""
+FORGOTTEN_AT_ONCE = 500
+"""Records of one page, and of one batch that ends their retention."""
 PAUSE = 0.01
 """Seconds between two batches, for everybody else."""
 
@@ -116,6 +119,57 @@ async def purge_async(
             if gone < limit or (end is not None and monotonic() + rest > end):
                 return removed
             await sleep(rest)
+
+
+async def forget_finished_async(
+    place: Any,
+    scope: str,
+    *,
+    older_than: Duration,
+    batch: int = FORGOTTEN_AT_ONCE,
+    pause: Duration = PAUSE,
+    name: str | None = None,
+    reason: str | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> int:
+    """Forget the finished records of a `scope` that ended `older_than` ago; returns how many.
+
+    The next call with one of their keys runs again. Running, abandoned, and held records stay.
+    `place`, `batch`, `pause`, `name`, `reason`, and `progress` are those of `purge`. The audit
+    trail has an entry first, and without it nothing is removed.
+
+    Examples:
+        >>> await forget_finished_async(idem, "orders.pay", older_than=30 * 86400)
+        0
+    """
+    KeyRules().check_scope(scope)
+    async with open_async_target(place) as store:
+        limit, least = whole_number("batch", batch), seconds("pause", pause, zero=True)
+        age = seconds("older_than", older_than, zero=True)
+        trail = AsyncAuditTrail(store, name=name)
+        await trail.write("forget", scope=scope, details=f"finished for {age:g} s", reason=reason)
+        forgotten, cursor = 0, None
+        while True:
+            page = await store.scan(scope=scope, limit=limit, cursor=cursor)
+            # Not `forget`: what began to run since it was listed must stay.
+            ended = [TouchRequest(each.identity, 0.0) for each in ended_before(page.records, age)]
+            for answer in await store.send(ended) if ended else ():
+                if isinstance(answer, StoreError):
+                    raise answer
+                forgotten += answer
+            if progress is not None:
+                progress(forgotten)
+            cursor = page.cursor
+            if cursor is None:
+                return forgotten
+            await sleep(least)
+
+
+def ended_before(records: Iterable[Record], age: float) -> Iterator[Record]:
+    """Pick the records that ended at least so many seconds ago."""
+    for record in records:
+        if record.state is not State.PROCESSING and record.now - record.updated_at >= age:
+            yield record
 
 
 # --- targets -------------------------------------------------------------------------------------

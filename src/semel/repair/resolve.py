@@ -15,13 +15,14 @@ from typing import Any
 from semel import events
 from semel.aio import AsyncIdempotency
 from semel.core import run_info
+from semel.core.audit import checked_text
 from semel.core.codec import StoredResult, encode_failure, omitted
 from semel.core.observers import Log, unheard
 from semel.core.policy import Duration, seconds
 from semel.core.records import AdoptRequest, Identity, Record, ScanRequest
 from semel.engine.runs import AsyncRuns
 from semel.errors import ConfigError, IdempotencyError, ValueRejected, raise_about
-from semel.repair.audit import AsyncAuditTrail, checked_text
+from semel.repair.audit import AsyncAuditTrail
 from semel.repair.decisions import (
     Audit,
     Decision,

@@ -388,6 +388,70 @@ def read_shown(tree: Tree) -> ShownValue:
         ) from error
 
 
+# --- the form of a result: what a caller of this scope reads ------------------------------------
+
+
+def unlike(tree: Tree, model: Tree, path: str = "result") -> str | None:
+    """Say where a result has another form than that of a similar call; None = it has the same.
+
+    Forms differ where a class, a tagged type, or a kind of JSON differs, or the fields of an
+    object. None is a value of any form, and a dict may have any keys.
+
+    >>> unlike({"id": "ch_1"}, {"$": "dataclass", "t": "shop:Receipt", "v": {"id": "ch_2"}})
+    'result is object, and that of the similar call shop:Receipt'
+    """
+    if tree is None or model is None:
+        return None
+    mine, other = _form(tree), _form(model)
+    if mine != other:
+        return f"{path} is {mine}, and that of the similar call {other}"
+    if isinstance(model, list):
+        items = (unlike(item, model[0], f"{path}[{at}]") for at, item in enumerate(tree) if model)
+        return next((found for found in items if found is not None), None)
+    if not isinstance(model, dict):
+        return None
+    if TAG in model:
+        fields, others = tree[VALUE], model[VALUE]
+        if model[TAG] in _WITH_FIELDS and fields.keys() != others.keys():
+            names = ", ".join(sorted(fields.keys() ^ others.keys()))
+            return f"{path} and that of the similar call don't have the same fields: {names}"
+        return unlike(fields, others, path)
+    shared = (unlike(tree[key], model[key], f"{path}.{key}") for key in tree if key in model)
+    return next((found for found in shared if found is not None), None)
+
+
+def in_form_of(tree: Tree, model: Tree) -> Tree:
+    """Write a result of plain JSON in the form of that of a similar call.
+
+    >>> in_form_of({"id": "ch_1"}, {"$": "dataclass", "t": "shop:Receipt", "v": {"id": "ch_2"}})
+    {'$': 'dataclass', 't': 'shop:Receipt', 'v': {'id': 'ch_1'}}
+    """
+    if tree is None or (isinstance(tree, dict) and TAG in tree):
+        return tree
+    if isinstance(model, dict) and TAG in model:
+        body = in_form_of(tree, model[VALUE])
+        made = {name: model[name] for name in (TAG, TYPE) if name in model} | {VALUE: body}
+        if FIELDS_SET in model and isinstance(body, dict):
+            made[FIELDS_SET] = sorted(body)
+        return made
+    if isinstance(model, list) and isinstance(tree, list) and model:
+        return [in_form_of(item, model[0]) for item in tree]
+    if isinstance(model, dict) and isinstance(tree, dict):
+        return {key: in_form_of(item, model.get(key)) for key, item in tree.items()}
+    return tree
+
+
+def _form(tree: Tree) -> str:
+    if isinstance(tree, dict):
+        return str(tree.get(TYPE, tree[TAG])) if TAG in tree else "object"
+    if isinstance(tree, list):
+        return "list"
+    return _JSON_TYPES[type(tree)]
+
+
+_JSON_TYPES: Final = {str: "text", bool: "true or false", int: "number", float: "number"}
+
+
 def _exactly(form: Format) -> ReadTree:
     """Read the value of a built-in type, but only as it is written.
 
@@ -442,6 +506,7 @@ _OBJECTS: Final[dict[str, dict[str, Part]]] = {
 }
 """The parts of an object by its tag, as `CLASS_FORMATS` writes them."""
 _OPTIONAL: Final = {EXTRA, PRIVATE}
+_WITH_FIELDS: Final = {tag for tag, parts in _OBJECTS.items() if parts[VALUE] is _fields}
 
 
 def _read_object(tree: dict[str, Tree], reader: Reader) -> StoredObject:

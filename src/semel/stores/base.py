@@ -102,6 +102,13 @@ class AsyncStore(ABC):
     async def close(self) -> None:
         """Release what this store opened itself."""
 
+    async def migrate(self) -> int | None:
+        """Create the tables, or bring them up to date, and return their version; safe to repeat.
+
+        None: this store needs no tables.
+        """
+        return None
+
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one `request`; an error is raised. Any awaitable may be returned, as a future."""
         return self._ask(request)

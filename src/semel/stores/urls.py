@@ -17,7 +17,7 @@ import msgspec
 
 from semel.core.optional import Needed
 from semel.core.records import Identity
-from semel.errors import ConfigError
+from semel.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from semel.stores.base import AsyncStore, Store
@@ -220,14 +220,6 @@ def reject_in_url(in_url: Iterable[str], **by_name: str) -> None:
             raise ConfigError(f"{name} is {reasons[name]}: give it by name, not in the URL")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Name the options that a mistyped one may have meant, for the end of a message."""
-    from difflib import get_close_matches  # noqa: PLC0415 - few mistype, and all would load it
-
-    near = get_close_matches(name, sorted(known))
-    return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
 def merge_options(
     scheme: str, in_url: Mapping[str, str], by_name: Mapping[str, Any], known: frozenset[str]
 ) -> dict[str, Any]:
@@ -236,6 +228,7 @@ def merge_options(
     if unknown:
         raise ConfigError(
             f"{scheme}:// does not know the option {unknown[0]}; known: {', '.join(sorted(known))}"
+            f"{did_you_mean(unknown[0], known)}"
         )
     twice = sorted(set(in_url) & set(by_name))
     if twice:

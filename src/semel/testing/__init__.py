@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from semel.core.optional import Needed
+from semel.testing.attempts import RecordedEvents, crash, crash_async, record_events
 from semel.testing.driver import FakeClock, StoreDriver
 from semel.testing.faults import (
     AsyncFaultyStore,
@@ -30,12 +31,16 @@ __all__ = [
     "FakeClock",
     "FaultyStore",
     "LoseReply",
+    "RecordedEvents",
     "Refuse",
     "StoreContract",
     "StoreDriver",
     "bypass",
     "bypassed",
+    "crash",
+    "crash_async",
     "in_memory",
+    "record_events",
 ]
 
 CONTRACT = "semel.testing.contract"

@@ -6,7 +6,9 @@
     assert store.fired("complete") == 1         # the fault really happened
 
 A verb's faults are used up in the order they were injected, one per call; then it works again.
-Every call is recorded, so that a test can check that its fault really fired.
+A fault of `renew` hits a `send` that has a renewal among its requests, too: engines renew leases in
+batches. One of `renew_many` hits batches alone. Every call is recorded, so that a test can check
+that its fault really fired.
 """
 
 from __future__ import annotations
@@ -81,6 +83,8 @@ class Call(Struct, frozen=True):
     verb: str
     requests: tuple[Request[Any], ...]
     fault: Fault | None
+    injected: str | None = None
+    """The verb that the fault was injected for; None: the call met no fault."""
 
 
 class FaultScript:
@@ -113,9 +117,9 @@ class FaultScript:
         self._faults.clear()
 
     def fired(self, verb: str) -> int:
-        """How many calls of this verb have met a fault; the store must have such a verb."""
+        """Return how many calls have met a fault of this verb; the store must have such a verb."""
         self._check_verb(verb)
-        return sum(call.verb == verb and call.fault is not None for call in self.calls)
+        return sum(call.injected == verb for call in self.calls)
 
     def _check_verb(self, verb: str) -> None:
         if verb not in self._verbs:
@@ -123,10 +127,12 @@ class FaultScript:
             raise ConfigError(f"no call of {verb!r} can meet a fault: the verbs are {known}")
 
     def _next(self, verb: str, given: Request[Any] | Sequence[Request[Any]]) -> Fault | None:
-        faults = self._faults[verb]
-        fault = faults.popleft() if faults else None
         requests = (given,) if isinstance(given, Request) else tuple(given)
-        self.calls.append(Call(verb, requests, fault))
+        # A batch meets the fault of its own verb first, then that of a request in it.
+        names = (verb, *dict.fromkeys(VERBS[type(request)] for request in requests))
+        injected = next((name for name in names if self._faults[name]), None)
+        fault = None if injected is None else self._faults[injected].popleft()
+        self.calls.append(Call(verb, requests, fault, injected))
         return fault
 
 
@@ -151,6 +157,10 @@ class FaultyStore(FaultScript, Store):
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer `requests`, or meet the fault of their verb (`claim_many`)."""
         return self._meet(verb_of(requests), self.store.send, requests)
+
+    def migrate(self) -> int | None:
+        """Create the tables of the store; this never fails on purpose."""
+        return self.store.migrate()
 
     def close(self) -> None:
         """Close the store; this never fails on purpose."""
@@ -192,6 +202,10 @@ class AsyncFaultyStore(FaultScript, AsyncStore):
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer `requests`, or meet the fault of their verb (`claim_many`)."""
         return await self._meet(verb_of(requests), self.store.send, requests)
+
+    async def migrate(self) -> int | None:
+        """Create the tables of the store; this never fails on purpose."""
+        return await self.store.migrate()
 
     async def close(self) -> None:
         """Close the store; this never fails on purpose."""

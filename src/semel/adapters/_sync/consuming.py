@@ -34,6 +34,7 @@ from semel.messages import (
     Later,
     Message,
     MessageRules,
+    Reject,
     Verdict,
     described,
     later,
@@ -157,6 +158,8 @@ class Consumer:
     ) -> Verdict:
         """Say what becomes of a message whose handler raised; a framework logs that itself."""
         verdict = self.rules.verdict_of_failure(error, number, recorded)
+        if isinstance(verdict, Reject):
+            verdict = Reject(verdict.reason, verdict.error, call.identity.key_digest)
         if not self.rules.framework_retries:
             logger.error(
                 "the handler of a message raised (attempt %d): %s [scope=%s key_digest=%s]",

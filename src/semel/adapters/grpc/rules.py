@@ -67,7 +67,8 @@ class CallView(msgspec.Struct, frozen=True):
 
 KeyFunction: TypeAlias = Callable[[Any], str | None]
 PayloadFunction: TypeAlias = Callable[[Any], object]
-Tenant: TypeAlias = Callable[[CallView], str | Awaitable[str | None] | None]
+Tenant: TypeAlias = Callable[[CallView], str | bytes | Awaitable[str | None] | None]
+"""bytes: only so is `metadata.get("x-tenant")` of gRPC's type. semel rejects a tenant in bytes."""
 BusyCode: TypeAlias = Literal["UNAVAILABLE", "ABORTED"]
 
 

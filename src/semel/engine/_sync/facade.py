@@ -207,7 +207,7 @@ class Idempotency:
         *,
         key: KeySource = None,
         scope: str | None = None,
-        payload: PayloadSource = None,
+        payload: PayloadSource = UNSET,
         ttl: Duration | None = None,
         message: str | None = None,
         policy: Policy | None = None,
@@ -217,8 +217,12 @@ class Idempotency:
 
         The key is a template such as "order:{order.id}", or `key`, which may also be a function of
         the arguments; without both it is a digest of all arguments. `scope` is the name of the
-        function unless given. `payload` names the arguments to compare. `ttl` and `message` are
-        fields of a policy, and `policy` is a whole one.
+        function unless given. `ttl` and `message` are fields of a policy, and `policy` is a whole
+        one.
+
+        A call with the same key and other arguments raises `PayloadMismatch`. semel compares the
+        arguments whose whole value isn't in the template. `payload` names others, or is a function
+        of the arguments; None compares none.
 
         Examples:
             >>> @idem.once("order:{number}", ttl=3600)
@@ -437,6 +441,17 @@ class Idempotency:
             raise_about(error, identity)
         finally:
             self.internals.forgotten(identity)
+
+    def migrate(self) -> int | None:
+        """Create the store's tables, or bring them up to date, and return their version.
+
+        It is safe to repeat, and does what `semel migrate` does. None: the store needs no tables.
+
+        Examples:
+            >>> idem.migrate() is None
+            True
+        """
+        return self.internals.store.migrate()
 
     def close(self, timeout: Duration = 5.0) -> None:
         """Take no new calls, let running ones end and save, and close what was opened here.

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import UNSET, UnsetType
 
+from semel.core.audit import not_written, request_for
 from semel.core.policy import Duration, Policy
 from semel.core.records import Identity, PutRequest, Record, State
+from semel.core.run_info import process_name
 from semel.engine.outcomes import stored_form
 from semel.errors import (
     ConfigError,
@@ -126,7 +128,8 @@ class Marks:
         """Remove what is finished in a scope and whose key begins with `prefix`; returns how many.
 
         "" is the beginning of every key: the whole scope. What is running, abandoned or held stays:
-        `delete` removes one of those, for who knows what became of it.
+        `delete` removes one of those, for who knows what became of it. The audit trail gets an
+        entry first.
         """
         if not isinstance(prefix, str):
             given = type(prefix).__name__
@@ -135,6 +138,7 @@ class Marks:
         if ScanRequest in store.unsupported:
             raise ConfigError(f"{type(store).__name__} cannot list its keys, so it cannot clear")
         self._runs.setup.key_rules.check_scope(scope)
+        self._enter_clearing(store, prefix, scope)
         removed = 0
         cursor: str | None = None
         while True:
@@ -145,6 +149,14 @@ class Marks:
             cursor = page.cursor
             if cursor is None:
                 return removed
+
+    def _enter_clearing(self, store: Store, prefix: str, scope: str) -> None:
+        """Write into the audit trail that records are about to be removed; else none may be."""
+        which = f"with a prefix of {len(prefix)} characters" if prefix else "all"
+        said = {"by": process_name(), "action": "clear", "scope": scope, "details": which}
+        (answer,) = store.send([request_for(said)])
+        if answer is not True:
+            raise not_written(answer)
 
     # --- many at once: one round trip ----------------------------------------------------
 

@@ -18,9 +18,11 @@ from typing import (
     overload,
 )
 
+from msgspec import UNSET
+
 from semel.core.attempts import Outcome
 from semel.decorating import KeySource, PayloadSource, Plan, Unknown, bound_in_class_methods
-from semel.errors import ConfigError
+from semel.errors import ConfigError, SerializationError
 
 if TYPE_CHECKING:
     from semel.core.policy import Duration, Policy
@@ -67,6 +69,11 @@ class Once(Generic[P, R]):
         call = self._prepared(runs, arguments, kwargs)
         attempt = runs.run(call, plan.fn, *arguments, **kwargs)
         return Outcome.of(attempt)
+
+    @property
+    def scope(self) -> str:
+        """The scope of its records: `scope=`, or the module and name of the function."""
+        return self._plan.scope
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Give the key that a call with these arguments would use."""
@@ -115,13 +122,13 @@ class Once(Generic[P, R]):
     def _prepared(self, runs: Runs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         plan = self._plan
         arrived = plan.arrived(args, kwargs)
-        return runs.setup.call(
-            plan.key_of(arrived),
-            plan.scope,
-            plan.payload_of(arrived),
-            runs.setup.rules(plan.scope, *plan.policies),
-            returns=plan.returns,
-        )
+        rules = runs.setup.rules(plan.scope, *plan.policies)
+        key, payload = plan.key_of(arrived), plan.payload_of(arrived)
+        try:
+            return runs.setup.call(key, plan.scope, payload, rules, returns=plan.returns)
+        except SerializationError as error:
+            plan.explain(error)
+            raise
 
 
 class OnceDecorator:
@@ -133,7 +140,7 @@ class OnceDecorator:
         *,
         key: KeySource = None,
         scope: str | None = None,
-        payload: PayloadSource = None,
+        payload: PayloadSource = UNSET,
         ttl: Duration | None = None,
         message: str | None = None,
         policy: Policy | None = None,

@@ -99,6 +99,11 @@ class OncePer(Generic[P]):
         """Return the slot that a call counts for now."""
         return self._timing.slot()
 
+    @property
+    def scope(self) -> str:
+        """The scope of its records: `scope=`, or the module and name of the function."""
+        return self._plan.scope
+
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Give the key that a call with these arguments would use now."""
         return self._key(self.slot(), (*self._bound_to, *args), kwargs)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import nlargest
 
+from semel.core.audit import checked_text, not_written, request_for
 from semel.core.policy import Duration, seconds
 from semel.core.records import (
     AUDIT_SCOPE,
@@ -22,16 +23,7 @@ from semel.core.records import (
 )
 from semel.core.run_info import process_name
 from semel.errors import ConfigError, RecordUnreadable, StoreError
-from semel.repair.audit import (
-    KEY_PREFIX,
-    PAGE,
-    AuditEntry,
-    by_time,
-    checked_text,
-    not_written,
-    read_entry,
-    request_for,
-)
+from semel.repair.audit import KEY_PREFIX, PAGE, AuditEntry, by_time, read_entry
 from semel.stores.base import Store
 from semel.stores.urls import whole_number
 from semel.sync import Idempotency
@@ -67,10 +59,13 @@ class AuditTrail:
         action: str,
         identities: Iterable[Identity] = (),
         *,
+        scope: str | None = None,
         details: str = "",
         reason: str | None = None,
     ) -> None:
         """Write an entry for each record of these `identities`; of none, one for the whole store.
+
+        With `scope` and without identities, the entry is about that scope.
 
         Call it before the `action`: if it raises, the action must not be taken. `details` says what
         in particular is done, and `reason` why.
@@ -81,7 +76,8 @@ class AuditTrail:
         if reason is not None:
             said["reason"] = checked_text("reason", reason)
         about = [{"scope": each.scope, "key_digest": each.key_digest} for each in identities]
-        requests = [request_for(said | named) for named in about or [{}]]
+        whole = {} if scope is None else {"scope": scope}
+        requests = [request_for(said | named) for named in about or [whole]]
         try:
             answers = self._store.send(requests)
         except StoreError as error:

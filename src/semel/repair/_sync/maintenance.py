@@ -1,5 +1,5 @@
 # Generated from repair/maintenance.py by `make generate`: change that file instead.
-"""Looks after a whole store: how it is doing (`health`), and removing expired records (`purge`).
+"""Looks after a whole store: its `health`, and records that go (`purge`, `forget_finished`).
 
 The target of both is what a caller has at hand: an engine, a store, a URL, or None for the
 settings. What is opened here is closed here. A store that can only be empty, because it belongs to
@@ -16,12 +16,16 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from semel.core.keys import KeyRules
 from semel.core.policy import Duration, seconds
+from semel.core.records import TouchRequest
 from semel.engine.colours.threads import sleep
+from semel.errors import StoreError
 from semel.repair._sync.audit import AuditTrail
 from semel.repair.maintenance import (
     Health,
     check_target,
+    ended_before,
     store_of,
 )
 from semel.stores.urls import whole_number
@@ -32,6 +36,8 @@ ALERT_AFTER = 300.0
 
 BATCH = 50
 """Records of one transaction: so few that a claim behind it waits for about one more commit."""
+FORGOTTEN_AT_ONCE = 500
+"""Records of one page, and of one batch that ends their retention."""
 PAUSE = 0.01
 """Seconds between two batches, for everybody else."""
 
@@ -102,6 +108,50 @@ def purge(
             if gone < limit or (end is not None and monotonic() + rest > end):
                 return removed
             sleep(rest)
+
+
+def forget_finished(
+    place: Any,
+    scope: str,
+    *,
+    older_than: Duration,
+    batch: int = FORGOTTEN_AT_ONCE,
+    pause: Duration = PAUSE,
+    name: str | None = None,
+    reason: str | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> int:
+    """Forget the finished records of a `scope` that ended `older_than` ago; returns how many.
+
+    The next call with one of their keys runs again. Running, abandoned, and held records stay.
+    `place`, `batch`, `pause`, `name`, `reason`, and `progress` are those of `purge`. The audit
+    trail has an entry first, and without it nothing is removed.
+
+    Examples:
+        >>> forget_finished(idem, "orders.pay", older_than=30 * 86400)
+        0
+    """
+    KeyRules().check_scope(scope)
+    with open_target(place) as store:
+        limit, least = whole_number("batch", batch), seconds("pause", pause, zero=True)
+        age = seconds("older_than", older_than, zero=True)
+        trail = AuditTrail(store, name=name)
+        trail.write("forget", scope=scope, details=f"finished for {age:g} s", reason=reason)
+        forgotten, cursor = 0, None
+        while True:
+            page = store.scan(scope=scope, limit=limit, cursor=cursor)
+            # Not `forget`: what began to run since it was listed must stay.
+            ended = [TouchRequest(each.identity, 0.0) for each in ended_before(page.records, age)]
+            for answer in store.send(ended) if ended else ():
+                if isinstance(answer, StoreError):
+                    raise answer
+                forgotten += answer
+            if progress is not None:
+                progress(forgotten)
+            cursor = page.cursor
+            if cursor is None:
+                return forgotten
+            sleep(least)
 
 
 # --- targets -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 from semel import events
 from semel.core import run_info
+from semel.core.audit import checked_text
 from semel.core.codec import StoredResult, encode_failure, omitted
 from semel.core.observers import Log, unheard
 from semel.core.policy import Duration, seconds
@@ -22,7 +23,6 @@ from semel.core.records import AdoptRequest, Identity, Record, ScanRequest
 from semel.engine._sync.runs import Runs
 from semel.errors import ConfigError, IdempotencyError, ValueRejected, raise_about
 from semel.repair._sync.audit import AuditTrail
-from semel.repair.audit import checked_text
 from semel.repair.decisions import (
     Audit,
     Decision,

@@ -87,6 +87,13 @@ class Store(ABC):
     def close(self) -> None:
         """Release what this store opened itself."""
 
+    def migrate(self) -> int | None:
+        """Create the tables, or bring them up to date, and return their version; safe to repeat.
+
+        None: this store needs no tables.
+        """
+        return None
+
     def ask(self, request: Request[T]) -> T:
         """Answer one `request`; an error is raised."""
         return self._ask(request)

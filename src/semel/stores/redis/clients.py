@@ -33,10 +33,10 @@ import redis
 from msgspec import Struct
 from redis.backoff import NoBackoff
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, did_you_mean
 from semel.stores.redis.errors import CLUSTER
 from semel.stores.redis.redis_py import RETRIES_BELONG_TO_NODES
-from semel.stores.urls import OPEN_OPTIONS, check_login, did_you_mean, reject_in_url
+from semel.stores.urls import OPEN_OPTIONS, check_login, reject_in_url
 
 # --- URLs ------------------------------------------------------------------------------------
 

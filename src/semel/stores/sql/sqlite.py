@@ -139,8 +139,7 @@ class SQLiteStore(SQLStore):
 
     def migrate(self) -> int:
         """Make the table, as any first call does too unless it is gone, and return its version."""
-        made = SQLiteOperation(self.table.made, look=self.table.made)
-        return cast("int", answers_or_error(self._executor.run([made]))[0])
+        return cast("int", answers_or_error(self._executor.run([_making(self.table)]))[0])
 
     def migration(self) -> str:
         """Write what makes the table in an empty file, for a person to read and run."""
@@ -186,10 +185,18 @@ class AsyncSQLiteStore(AsyncSQLStore):
         answer: T = answers_or_error(outcomes)[0]
         return answer
 
+    async def migrate(self) -> int:
+        """Make the table, as any first call does too unless it is gone, and return its version."""
+        return cast("int", answers_or_error(await self._submit((_making(self.table),)))[0])
+
     async def close(self) -> None:
         """Release what this store opened itself."""
         await self._upkeep.close()
         await super().close()
+
+
+def _making(table: SQLiteTable) -> SQLiteOperation[int]:
+    return SQLiteOperation(table.made, look=table.made)
 
 
 def _arguments(url: str, timeout: float, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

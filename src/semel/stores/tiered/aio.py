@@ -117,6 +117,10 @@ class AsyncTieredStore(AsyncStore):
     def __repr__(self) -> str:
         return f"<AsyncTieredStore in front of {self.behind!r}>"
 
+    async def migrate(self) -> int | None:
+        """Create the tables of the store behind, or bring them up to date."""
+        return await self.behind.migrate()
+
     def ask(self, request: Request[T]) -> Awaitable[T]:
         """Answer one request: the front if it may, else SQL."""
         notice_fork()

@@ -26,11 +26,11 @@ from msgspec import Struct
 from semel.core.observers import Log
 from semel.core.process import ForkSafeLock
 from semel.core.records import Encoded, Identity
-from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreFull
+from semel.errors import ConfigError, RecordUnreadable, StoreError, StoreFull, did_you_mean
 from semel.stores.base import AsyncStore, Store
 from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.redis.commands import Command, KeyLayout, load, microseconds, milliseconds
-from semel.stores.urls import BACKENDS, TIER_OPTIONS, did_you_mean
+from semel.stores.urls import BACKENDS, TIER_OPTIONS
 
 VERSION: Final = 1
 _FIXED = struct.Struct(">BB7s7s")

@@ -118,6 +118,10 @@ class TieredStore(Store):
     def __repr__(self) -> str:
         return f"<TieredStore in front of {self.behind!r}>"
 
+    def migrate(self) -> int | None:
+        """Create the tables of the store behind, or bring them up to date."""
+        return self.behind.migrate()
+
     def ask(self, request: Request[T]) -> T:
         """Answer one request: the front if it may, else SQL."""
         notice_fork()

@@ -1,0 +1,123 @@
+"""Attempts that crash on purpose, and events that a test can look at."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from msgspec import UNSET
+
+from semel.aio import AsyncIdempotency
+from semel.core.attempts import Attempt, OwnerIds
+from semel.core.policy import Policy
+from semel.core.records import Claim, Claimed, ClaimRequest, Record
+from semel.engine.outcomes import claim_request
+from semel.errors import ConfigError
+from semel.events import Event
+from semel.sync import Idempotency
+
+E = TypeVar("E", bound=Event)
+
+_owners = OwnerIds()
+
+
+def crash(
+    idempotency: Idempotency,
+    key: str,
+    fn: Callable[[], object] = lambda: None,
+    *,
+    scope: str = "default",
+    payload: object = UNSET,
+    policy: Policy | None = None,
+) -> Record:
+    """Run `fn` as an attempt whose process dies before it stores an outcome; returns the record.
+
+    The record is left as a killed process leaves it once its lease has ended: abandoned, and held
+    if the policy says so. The arguments are those of `Idempotency.execute`. For a decorated
+    function, pass `pay.key_for(...)` and `scope=pay.scope`. What `fn` raises reaches the caller.
+
+    Examples:
+        >>> crash(idem, "order:42", policy=Policy(abandoned="hold")).abandoned
+        True
+    """
+    request = _claim(idempotency, key, scope, payload, policy)
+    store = idempotency.internals.store
+    attempt = _attempt(request, store.claim(request))
+    try:
+        with attempt:
+            fn()
+    finally:
+        store.renew(request.identity, request.owner, 0.0)
+    return _left(store.get(request.identity))
+
+
+async def crash_async(
+    idempotency: AsyncIdempotency,
+    key: str,
+    fn: Callable[[], Awaitable[object]] | None = None,
+    *,
+    scope: str = "default",
+    payload: object = UNSET,
+    policy: Policy | None = None,
+) -> Record:
+    """Do what `crash` does, with an engine for asyncio."""
+    request = _claim(idempotency, key, scope, payload, policy)
+    store = idempotency.internals.store
+    attempt = _attempt(request, await store.claim(request))
+    try:
+        with attempt:
+            if fn is not None:
+                await fn()
+    finally:
+        await store.renew(request.identity, request.owner, 0.0)
+    return _left(await store.get(request.identity))
+
+
+def _claim(
+    engine: Idempotency | AsyncIdempotency,
+    key: str,
+    scope: str,
+    payload: object,
+    policy: Policy | None,
+) -> ClaimRequest:
+    setup = engine.internals.setup
+    call = setup.call(key, scope, payload, setup.rules(scope, policy))
+    return claim_request(call, _owners.next(), setup.digests(call)[0])
+
+
+def _attempt(request: ClaimRequest, claim: Claim) -> Attempt:
+    if not isinstance(claim, Claimed):
+        kind = type(claim).__name__
+        raise ConfigError(f"an attempt can't begin here, so it can't crash; the store says {kind}")
+    return Attempt(request.identity, claim.number, claim.fence, request.owner)
+
+
+def _left(record: Record | None) -> Record:
+    if record is None:
+        raise ConfigError("the record is gone: something removed it while the attempt ran")
+    return record
+
+
+class RecordedEvents(list[Event]):
+    """Events in the order in which they came; `record_events` fills it."""
+
+    def of(self, kind: type[E], *, scope: str | None = None) -> list[E]:
+        """Return the events of a `kind`, such as `Replayed`, of one `scope` if given."""
+        return [each for each in self if isinstance(each, kind) and scope in {None, each.scope}]
+
+
+@contextmanager
+def record_events(idempotency: Idempotency | AsyncIdempotency) -> Iterator[RecordedEvents]:
+    """Record the events of an engine while the block runs; its hooks are called as before.
+
+    Examples:
+        >>> with record_events(idem) as events:
+        ...     idem.execute("order:42", lambda: "paid")
+        'paid'
+        >>> [type(event).__name__ for event in events]
+        ['Ran']
+    """
+    events = RecordedEvents()
+    with idempotency.internals.setup.announce.also(events.append):
+        yield events
