@@ -454,8 +454,8 @@ class AsyncIdempotency:
         It is safe to repeat, and does what `semel migrate` does. None: the store needs no tables.
 
         Examples:
-            >>> await idem.migrate() is None
-            True
+            >>> await idem.migrate()
+            1
         """
         self.internals.loop_guard.check()
         return await self.internals.store.migrate()

@@ -34,8 +34,9 @@ def crash(
     """Run `fn` as an attempt whose process dies before it stores an outcome; returns the record.
 
     The record is left as a killed process leaves it once its lease has ended: abandoned, and held
-    if the policy says so. The arguments are those of `Idempotency.execute`. For a decorated
-    function, pass `pay.key_for(...)` and `scope=pay.scope`. What `fn` raises reaches the caller.
+    if the policy says so. `idempotency` is an engine; `key`, `scope`, `payload`, and `policy` are
+    those of its `execute`. For a decorated function, pass `pay.key_for(...)` and `scope=pay.scope`.
+    What `fn` raises reaches the caller.
 
     Examples:
         >>> crash(idem, "order:42", policy=Policy(abandoned="hold")).abandoned
@@ -61,7 +62,10 @@ async def crash_async(
     payload: object = UNSET,
     policy: Policy | None = None,
 ) -> Record:
-    """Do what `crash` does, with an engine for asyncio."""
+    """Do what `crash` does, with an engine for asyncio.
+
+    `idempotency`, `key`, `fn`, `scope`, `payload`, and `policy` are those of `crash`.
+    """
     request = _claim(idempotency, key, scope, payload, policy)
     store = idempotency.internals.store
     attempt = _attempt(request, await store.claim(request))
@@ -109,7 +113,9 @@ class RecordedEvents(list[Event]):
 
 @contextmanager
 def record_events(idempotency: Idempotency | AsyncIdempotency) -> Iterator[RecordedEvents]:
-    """Record the events of an engine while the block runs; its hooks are called as before.
+    """Record the events of an engine, `idempotency`, while the block runs.
+
+    Its hooks are called as before.
 
     Examples:
         >>> with record_events(idem) as events:

@@ -448,8 +448,8 @@ class Idempotency:
         It is safe to repeat, and does what `semel migrate` does. None: the store needs no tables.
 
         Examples:
-            >>> idem.migrate() is None
-            True
+            >>> idem.migrate()
+            1
         """
         return self.internals.store.migrate()
 
