@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from engines.facade import wait_until
 from semel import State
 from semel.core.records import Encoded, Identity
+from semel.core.stop import Stop
 from semel.stores.urls import open_store
 
 RESOLVERS = """
@@ -172,14 +172,14 @@ def test_reconcile_goes_on_until_it_is_told_to_stop(semel, resolvers):
 def test_a_loop_prints_its_first_round_and_then_only_news(semel, resolvers, monkeypatch, capsys):
     rounds = iter(["", "order:1", "", "", "order:2", "order:3", ""])
 
-    class Stopped(threading.Event):
-        def wait(self, timeout=None):
+    class Stopped(Stop):
+        def wait(self, timeout):
             key = next(rounds, None)
             if key:
                 semel.abandon(key)
             return key is None
 
-    monkeypatch.setattr("semel.cli.upkeep.threading.Event", Stopped)
+    monkeypatch.setattr("semel.cli.upkeep.Stop", Stopped)
     monkeypatch.setattr("semel.cli.upkeep.signal.signal", lambda *_: None)
     words = ("reconcile", "--resolvers", f"{resolvers}:resolvers", "--older-than", "0")
     said = semel.on_store(*words, "--every", "1m")

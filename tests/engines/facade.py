@@ -192,11 +192,10 @@ class Driven:
         if not self.store.calls:
             # A claim that takes long because it has to connect would be renewed before it runs.
             self.peek("connected")
-        for verb in ("renew", "renew_many"):
-            self.store.inject(verb, Refuse(), times=times)
+        self.store.inject("renew", Refuse(), times=times)  # also those in a batch
 
     def renewals_failed(self) -> int:
-        return self.store.fired("renew") + self.store.fired("renew_many")
+        return self.store.fired("renew")
 
     def commands(self, *verbs: str) -> int:
         """How many calls of these verbs (of all) the store has got."""

@@ -122,8 +122,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Write the usage and what is wrong, and exit."""
-        if message.endswith((" KEY", " TEXT")):  # the argument that is missing
-            scope = "SCOPE " if message.endswith(" KEY") else ""
+        named = {action.metavar for action in self._actions}
+        missing = message.endswith((" KEY", " TEXT"))
+        if missing or (message.startswith("unrecognized") and "KEY" in named):
+            scope = "SCOPE " if "KEY" in named else ""
             message += f"; a key that begins with - goes after --: {self.prog} {scope}-- -x"
         super().error(message)
 

@@ -108,6 +108,11 @@ class Policy:
     """Exceptions that prove the effect did not happen: under hold they free the key."""
     payload_required: bool | UnsetType = UNSET
 
+    __signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in POLICY_FIELDS]
+    )
+    """For `help` and editors, which see no names in `**fields`."""
+
     def __init__(self, **fields: Unpack[PolicyFields]) -> None:
         for name, value in fields.items():
             if name not in POLICY_FIELDS:
