@@ -118,6 +118,7 @@ async def leave(client, key, kind):
     writer.transport.abort()
 
 
+@pytest.mark.fault(56, 57)
 @pytest.mark.parametrize("layered", [False, True])
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("integration", ["fastapi", "starlette", "middleware"])
@@ -138,6 +139,7 @@ async def test_a_client_who_leaves_holds_no_key(engine, tmp_path, integration, s
     assert again.json()["code"] == "result_omitted"
 
 
+@pytest.mark.fault(57)
 async def test_an_answer_that_is_never_sent_is_read_to_its_end(engine, tmp_path, monkeypatch):
     """Also in a cycle of references: the layer around keeps the error, which keeps the answer."""
     monkeypatch.setattr(integration, "UNSENT", 0.05)

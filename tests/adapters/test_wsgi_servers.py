@@ -183,6 +183,7 @@ def uncollected():
     gc.enable()
 
 
+@pytest.mark.fault(56, 57)
 @pytest.mark.usefixtures("uncollected")
 def test_a_client_who_leaves_a_large_answer_holds_no_key(port, key):
     """Whatever the garbage collector does: the server closes what it does not send."""

@@ -23,7 +23,7 @@ import pytest
 from msgspec import Struct
 
 import semel
-from semel import AsyncIdempotency, Idempotency, default
+from semel import AsyncIdempotency, Idempotency, Policy, default
 from semel.stores import base
 
 PROJECT = Path(__file__).parents[2]
@@ -85,7 +85,8 @@ def functions() -> Iterator[tuple[str, Documented]]:
             continue
         own = thing.__doc__ or ""
         # The fields of a value have docstrings of their own.
-        value = issubclass(thing, Struct | enum.Enum | tuple) or name in OPTIONS | MADE_BY_US
+        kinds = Struct | enum.Enum | tuple | Policy
+        value = issubclass(thing, kinds) or name in OPTIONS | MADE_BY_US
         if not value:
             yield name, Documented(thing, f"{own} {thing.__init__.__doc__}")
         if thing.__name__ == "StoreContract":
