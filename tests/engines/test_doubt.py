@@ -69,6 +69,42 @@ def test_giving_back_waits_for_a_store_that_is_away_and_stops_at_its_first_refus
         wait_until(lambda: all(idem.peek(key).retryable for key in ("a", "b")))
 
 
+@pytest.fixture
+def late_timer(monkeypatch):
+    """A timer that gives no claim back before the next call comes."""
+    monkeypatch.setattr("semel.core.attempts.Leases.doubtful", lambda *_: [])
+
+
+COUNTED = Policy(max_attempts=1, lease=0.2)
+
+
+@pytest.mark.usefixtures("late_timer")
+def test_a_claim_in_doubt_is_given_back_before_the_next_one_counts():
+    store = FaultyStore(MemoryStore())
+    store.inject("claim", LoseReply())
+    with Idempotency(store, policy=COUNTED) as idem:
+        with pytest.raises(StoreUnavailable):
+            idem.execute("k", lambda: "must not run")
+        wait_until(lambda: idem.peek("k").abandoned)
+        assert idem.execute("k", lambda: "runs") == "runs"
+        assert idem.peek("k").number == 1
+
+
+@pytest.mark.usefixtures("late_timer")
+async def test_a_claim_in_doubt_is_given_back_on_asyncio_before_the_next_one_counts():
+    async def runs() -> str:
+        return "runs"
+
+    store = AsyncFaultyStore(AsyncMemoryStore())
+    store.inject("claim", LoseReply())
+    async with AsyncIdempotency(store, policy=COUNTED) as idem:
+        with pytest.raises(StoreUnavailable):
+            await idem.execute("k", runs)
+        while not (await idem.peek("k")).abandoned:
+            await asyncio.sleep(0.01)
+        assert await idem.execute("k", runs) == "runs"
+
+
 class Locked(MemoryStore):
     """One whose record an open transaction has, for two questions; the first one is not lost.
 

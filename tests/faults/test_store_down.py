@@ -212,3 +212,38 @@ def test_another_process_takes_over_what_a_process_keeps_from_itself(shared):
     with pytest.raises(LeaseLost):
         running.result(PATIENCE)
     assert engine.consume("k", never) is False
+
+
+@fault(10)
+def test_a_claim_that_is_granted_late_replaces_no_attempt_that_runs_here(shared):
+    engine, other = shared.engine(), shared.engine()
+    effect = Effect().held()
+    engine.break_renewals()
+    running = engine.start_consuming("k", effect, policy=Policy(lease=2))
+    effect.wait_started()
+    # The claim is on its way when the lease ends.
+    engine.store.before["claim"] = lambda: wait_until(lambda: other.peek("k").abandoned)
+    with pytest.raises(ConcurrentRequest):
+        engine.consume("k", never)
+    del engine.store.before["claim"]
+    assert other.peek("k").number == 1, "nothing has run, so nothing is counted"
+    effect.release()
+    with pytest.raises(LeaseLost):
+        running.result(PATIENCE)
+    assert engine.consume("k", effect) is True
+
+
+@fault(10)
+def test_an_attempt_whose_record_is_gone_keeps_the_key_from_its_own_process(shared):
+    engine, other = shared.engine(), shared.engine()
+    effect = Effect().held()
+    running = engine.start_consuming("k", effect, policy=Policy(lease=1))
+    effect.wait_started()
+    other.forget("k")
+    wait_until(lambda: engine.told(events.LostLease))
+    with pytest.raises(ConcurrentRequest):
+        engine.consume("k", never)
+    effect.release()
+    with pytest.raises(LeaseLost):
+        running.result(PATIENCE)
+    assert engine.consume("k", effect) is True

@@ -734,6 +734,46 @@ Consumer(Idempotency("sqlite:///" + sys.argv[1]), handler, options, transaction=
 """
 
 
+def test_a_start_that_waits_for_its_connection_beyond_its_lease_is_counted_once(
+    kind, database, in_sql
+):
+    duplicates = []
+
+    def waiting():
+        begun, wait = database.begin(), _duplicate if kind.asynchronous else _duplicate_of_threads
+        return _after(wait, begun) if kind.asynchronous else _after_of_threads(wait, begun)
+
+    async def _duplicate():
+        while not (await in_sql.peek("m-1", scope="mailer")).abandoned:
+            await asyncio.sleep(0.01)
+        duplicates.append(await consumer.handle(MESSAGE))
+
+    def _duplicate_of_threads():
+        wait_until(lambda: in_sql.peek("m-1", scope="mailer").abandoned)
+        duplicates.append(consumer.handle(MESSAGE))
+
+    policy = {"policy": Policy(max_attempts=1, lease=0.3)}
+    consumer = kind.consumer(in_sql, database.effect, policy, transaction=waiting)
+    assert kind.handle(consumer) == Ack()
+    assert [type(verdict) for verdict in duplicates] == [Later]
+    assert database.effects() == ["sent"]
+
+
+@contextmanager
+def _after_of_threads(step, begun):
+    """Enter a transaction after a step."""
+    step()
+    with begun as session:
+        yield session
+
+
+@asynccontextmanager
+async def _after(step, begun):
+    await step()
+    async with begun as session:
+        yield session
+
+
 def test_a_worker_that_is_killed_in_its_transaction_is_counted_and_not_held(kind, database, in_sql):
     policy = Policy(max_attempts=2, abandoned="hold", lease=0.2)
     consumer = kind.consumer(

@@ -326,6 +326,12 @@ class Lease(Struct, eq=False, gc=False):
         """Whether another attempt may have begun, with a margin to stop in time."""
         return self.rejected or now >= self.danger
 
+    def outlived_at(self, now: float) -> bool:
+        """Whether the store may give the key away, also of an attempt that is not renewed."""
+        return self.lost_at(now) or (
+            self.stopped and now >= self.began + self.seconds * (1 - DANGER)
+        )
+
     @property
     def danger(self) -> float:
         """When it counts as lost, unless it is renewed before."""
@@ -359,14 +365,16 @@ class Leases:
     without a lock.
     """
 
-    __slots__ = ("_running", "_unsure", "_unsure_due", "claiming", "look_at")
+    __slots__ = ("_replaced", "_running", "_unsure", "_unsure_due", "claiming", "look_at")
 
     def __init__(self) -> None:
         self.claiming: dict[bytes, tuple[int, ReferenceType[object]]] = {}
         """Claims that are not answered yet, by owner: the thread and the call of each."""
         self.look_at = -math.inf
-        """When `is_overdue` has to be asked again; until then no lease is lost."""
+        """When to ask `is_overdue` again; until then no lease is lost, and no claim in doubt."""
         self._running: dict[bytes, Lease] = {}
+        self._replaced: dict[bytes, Lease] = {}
+        """Attempts that have not ended, although the store has given their keys to others."""
         self._unsure: dict[bytes, Doubt] = {}
         self._unsure_due = math.inf
 
@@ -402,6 +410,7 @@ class Leases:
     def drop(self, lease: Lease) -> None:
         """The attempt has ended; nothing is renewed any more, and nothing can be lost."""
         self._running.pop(lease.owner, None)
+        self._replaced.pop(lease.owner, None)
         lease.until = math.inf
 
     def place(self, server_of: Callable[[Identity], Hashable]) -> dict[Hashable, float]:
@@ -450,6 +459,7 @@ class Leases:
             # At the end: one that cannot be given back must not stand in the way of the others.
             self._unsure.pop(request.owner, None)
             self._unsure[request.owner] = Doubt(request, soon, 0 if known is None else known.rounds)
+            self.look_at = -math.inf
         return self._unsure_due
 
     def doubtful(self, now: float) -> list[ClaimRequest]:
@@ -498,11 +508,16 @@ class Leases:
 
     def is_overdue(self, identity: Identity, now: float) -> bool:
         """Whether an attempt of this key has not ended here, although its lease may have."""
-        running = tuple(self._running.values())
-        lost = [lease for lease in running if lease.lost_at(now) and not lease.orphaned]
-        if not lost:
+        running = (*self._running.values(), *self._replaced.values())
+        lost = [lease for lease in running if lease.outlived_at(now) and not lease.orphaned]
+        if not lost and not self._unsure:
             self.look_at = now + LOST_LOOK
         return any(lease.identity == identity for lease in lost)
+
+    def doubts(self, identity: Identity) -> list[ClaimRequest]:
+        """Claims of this key that may have been applied, and that no call wants."""
+        requests = [doubt.request for doubt in tuple(self._unsure.values())]
+        return [request for request in requests if request.identity == identity]
 
     def next_danger(self) -> float:
         """When the next lease is lost unless it is renewed; infinity when none can be."""
@@ -546,6 +561,8 @@ class Leases:
                 return False
             lease.rejected = True
             self.drop(lease)
+            self._replaced[lease.owner] = lease
+            self.look_at = -math.inf
         else:
             # The next try decides. Rejected with a result to save, it may have been saved before
             # without our knowing: then nothing was lost, and only the save can show it.

@@ -94,8 +94,8 @@ _OF_GEVENT = (("gevent.timeout", "Timeout"), ("greenlet", "GreenletExit"))
 def _by_a_signal(error: BaseException) -> bool:
     """Whether a signal's handler raised it: a server's that ends on SIGTERM, or a time limit's."""
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    _, *inner = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_code in codes or _was_given_a_signal(frame) for frame in inner)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(frame.f_code in codes or _was_given_a_signal(frame) for frame in frames[1:])
 
 
 def _was_given_a_signal(frame: FrameType) -> bool:
@@ -108,7 +108,7 @@ def _was_given_a_signal(frame: FrameType) -> bool:
     further = given.get(rest) if rest else ()
     values = [*map(given.get, names), *(further if isinstance(further, tuple) else ())]
     return any(
-        isinstance(number, int) and interrupted is frame.f_back
+        issubclass(type(number), int) and interrupted is frame.f_back
         for number, interrupted in pairwise(values)
     )
 
@@ -117,5 +117,7 @@ def _code_of(handler: object) -> object:
     """Return the code that runs when a handler is called; None if it is not written in Python."""
     while isinstance(handler, partial):
         handler = handler.func
+    # Not the code of a decorator, which may be a hook's as well.
+    handler = inspect.unwrap(handler) if callable(handler) else handler
     code = getattr(handler, "__code__", None)
     return code or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004 - it is asked what it runs

@@ -239,14 +239,8 @@ class Outcomes(Generic[S]):
         # Two attempts that wait for each other's keys must not hang for ever.
         return call.rules.lease if limit is None else limit
 
-    def _overdue(self, call: Call) -> Wait | None:
-        """Let a call wait for an attempt of its key that still runs here, or is being saved.
-
-        Its lease may have ended while the store was down. A claim would take it over: the function
-        would run twice at the same time, and the result of the first could not be saved.
-        """
-        if not self.leases.is_overdue(call.identity, monotonic()):
-            return None
+    def _wait_here(self, call: Call) -> Wait:
+        """Let a call wait for an attempt of its key that has not ended in this engine."""
         step = decide(Busy(SLOWEST_RETRY), call.rules)
         if isinstance(step, Reject):
             self.reject(call, step.error)

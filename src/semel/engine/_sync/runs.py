@@ -217,10 +217,10 @@ class Runs(Outcomes[Store]):
             raise
         return answer
 
-    def _claim(self, call: Call) -> Attempt | Finished | Wait:
+    def _claim(self, call: Call) -> Attempt | Finished | Wait:  # noqa: C901 - one question
         """Ask the store once what to do."""
-        if monotonic() >= self.leases.look_at and (busy := self._overdue(call)) is not None:
-            return busy
+        if monotonic() >= self.leases.look_at and self._is_overdue(call):
+            return self._wait_here(call)
         setup = self.setup
         digest, *others = self.digests(call) if setup.rotates else setup.digests(call)
         request = claim_request(call, self.owners.next(), digest)
@@ -249,6 +249,11 @@ class Runs(Outcomes[Store]):
                     ):
                         late += (step,)
                         continue
+                    if step.number > 1 and self.leases.is_overdue(call.identity, monotonic()):
+                        # The lease of an attempt that runs here ended while this was under way.
+                        self.renewer.give_back(request)
+                        self._not_claiming(call, request)
+                        return self._wait_here(call)
                     first = as_first_told(step, late) if late else step
                     return self._started(call, request.owner, first, sent)
             except IdempotencyError as error:
@@ -258,6 +263,18 @@ class Runs(Outcomes[Store]):
             if type(step) is Reject:
                 self.reject(call, step.error, step.number)
             return step
+
+    def _is_overdue(self, call: Call) -> bool:
+        """Whether an attempt of the key still runs here, or is being saved, without its lease.
+
+        Its lease may have ended while the store was down. A claim would take it over: the function
+        would run twice at the same time, and the result of the first could not be saved.
+        """
+        if call.rules.max_attempts is not None:
+            # A claim that could not be given back must not count: nothing has run.
+            for request in self.leases.doubts(call.identity):
+                self.renewer.give_back(request)
+        return self.leases.is_overdue(call.identity, monotonic())
 
     def digests(self, call: Call) -> Digests:
         """Return the fingerprints to claim with, one after the other, while secrets are rotated."""
