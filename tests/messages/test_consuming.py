@@ -749,7 +749,8 @@ def test_a_start_that_waits_for_its_connection_beyond_its_lease_is_counted_once(
         duplicates.append(await consumer.handle(MESSAGE))
 
     def _duplicate_of_threads():
-        wait_until(lambda: in_sql.peek("m-1", scope="mailer").abandoned)
+        while not in_sql.peek("m-1", scope="mailer").abandoned:
+            time.sleep(0.01)
         duplicates.append(consumer.handle(MESSAGE))
 
     policy = {"policy": Policy(max_attempts=1, lease=0.3)}

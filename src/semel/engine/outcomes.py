@@ -442,6 +442,7 @@ class Outcomes(Generic[S]):
 
     def _lost(self, call: Call, lease: Lease) -> NoReturn:
         self._pass_on(call)
+        self.leases.drop(lease)
         self.lease_events.lost(lease)
         lost = LeaseLost(
             "another attempt replaced this one, or its record was removed: its result is not kept"
