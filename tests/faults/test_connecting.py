@@ -258,10 +258,7 @@ def callers_at_once(idem: Idempotency) -> list[str]:
 
 
 @fault(55)
-@pytest.mark.parametrize(
-    "servers",
-    [one_server, pytest.param(sentinel, marks=more), pytest.param(cluster, marks=more)],
-)
+@pytest.mark.parametrize("servers", [one_server, pytest.param(cluster, marks=more)])
 def test_redis_loses_no_place_when_taking_a_connection_is_struck(servers):
     with servers() as given:
         url = f"{given.url}?max_connections={PLACES}&client_name={NAME}"
@@ -286,7 +283,7 @@ def test_redis_loses_no_place_when_taking_a_connection_is_struck(servers):
 
 
 @fault(55)
-@pytest.mark.parametrize("servers", [one_server, pytest.param(sentinel, marks=more)])
+@pytest.mark.parametrize("servers", [one_server])
 async def test_nor_does_it_with_tasks(servers):
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     with servers() as given:
