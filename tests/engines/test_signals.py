@@ -261,8 +261,6 @@ def check_nothing_is_left(idem: Idempotency) -> None:
     transport = getattr(idem.internals.store, "transport", None)
     if transport is not None:
         wait_until(lambda: transport._limit._free.qsize() == transport._limit._count)
-        pool = transport.client.connection_pool
-        wait_until(lambda: len(pool._in_use_connections) == len(transport._connections._idle))
 
 
 def may_run_twice(step: Step) -> bool:

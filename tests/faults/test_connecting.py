@@ -13,8 +13,11 @@ right settings, and gets its own replies.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -26,7 +29,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from engines.facade import World
+from engines.facade import World, until
 from interrupting import PACKAGE, Step, TimeLimit, Trace
 from semel import AsyncIdempotency, Idempotency, open_async_store, open_store
 from semel.errors import IdempotencyError
@@ -34,7 +37,13 @@ from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.stores.sql.errors import Deadline
 from semel.stores.sql.sqlite import SQLiteStore
 from semel.stores.sql.verbs import Statement
-from servers.redis import redis_cluster, redis_sentinel, redis_server
+from servers.redis import (
+    open_connections,
+    redis_cluster,
+    redis_sentinel,
+    redis_server,
+    wait_until,
+)
 from stores.sqlite_helpers import identity
 
 pytestmark = [
@@ -78,6 +87,7 @@ async def ran_async() -> str:
 # --- Redis ----------------------------------------------------------------------------------------
 
 PASSWORD = "secret"
+NAME = "semel-places"
 DATABASE = 3
 PARTS = ("connection", "sentinel")
 CLIENT = folder_of(redis)
@@ -100,17 +110,38 @@ CONNECTING = (
 )
 
 
+TAKING = (*CONNECTING, "make_connection", "release")
+PLACES = 2
+
+
 class OneRedis:
     """A server with a password; records are in a database that a new connection does not have."""
 
-    def __init__(self, url: str, *servers: Any) -> None:
+    def __init__(self, url: str, *servers: Any, database: int = DATABASE) -> None:
         self.url = url
+        self._database = database
         self._servers = servers
 
     def check(self) -> None:
         for server in self._servers:
             with closing(server.client()) as client:
-                assert set(client.info("keyspace")) == {f"db{DATABASE}"}
+                assert set(client.info("keyspace")) == {f"db{self._database}"}
+
+    def cut(self) -> None:
+        """Close the connections that are named, so that the next call takes a new one."""
+        for server in self._servers:
+            with closing(server.client()) as client:
+                for connection in client.client_list():
+                    if connection["name"] == NAME:
+                        client.client_kill_filter(_id=connection["id"])
+
+    def check_connections(self, expected: int) -> None:
+        for server in self._servers:
+            with closing(server.client()) as client:
+                wait_until(
+                    lambda client=client: open_connections(client, NAME) == expected,
+                    f"{expected} connections are open",
+                )
 
 
 @contextmanager
@@ -128,7 +159,7 @@ def sentinel() -> Iterator[OneRedis]:
 @contextmanager
 def cluster() -> Iterator[OneRedis]:
     with redis_cluster(1) as servers:
-        yield OneRedis(servers.url)
+        yield OneRedis(servers.url, *servers.servers, database=0)
 
 
 def by_url(url: str) -> tuple[Any, Callable[[], object]]:
@@ -211,6 +242,72 @@ async def test_so_it_is_with_tasks(servers, opened, error):
             where = f"{step[0].co_qualname}:{step[2]}"
             assert await struck(Trace(step, error(), within=REDIS)) == "ran", where
         given.check()
+
+
+def callers_at_once(idem: Idempotency) -> list[str]:
+    """As many callers as there are places, each in its function at the same time."""
+    together = threading.Barrier(PLACES)
+
+    def run() -> str:
+        together.wait(60)
+        return "ran"
+
+    with ThreadPoolExecutor(PLACES) as threads:
+        calls = [threads.submit(idem.execute, next(keys), run) for _ in range(PLACES)]
+        return [call.result() for call in calls]
+
+
+@fault(55)
+@pytest.mark.parametrize("servers", [one_server, pytest.param(cluster, marks=more)])
+def test_redis_loses_no_place_when_taking_a_connection_is_struck(servers):
+    with servers() as given:
+        url = f"{given.url}?max_connections={PLACES}&client_name={NAME}"
+        with Idempotency(url) as idem:
+
+            def struck(trace: Trace) -> None:
+                given.cut()
+                with suppress(TimeLimit, IdempotencyError):
+                    trace.run(lambda: idem.execute(next(keys), ran))
+
+            for _ in range(2):
+                listed = Trace(within=REDIS)
+                struck(listed)
+            for step in lines_of(listed, TAKING, 100):
+                struck(Trace(step, TimeLimit(), within=REDIS))
+                where = f"{step[0].co_qualname}:{step[2]}"
+                assert idem.execute(next(keys), ran) == "ran", where
+            gc.collect()
+            given.check_connections(1)
+            assert callers_at_once(idem) == ["ran"] * PLACES
+        given.check_connections(0)
+
+
+@fault(55)
+@pytest.mark.parametrize("servers", [one_server])
+async def test_nor_does_it_with_tasks(servers):
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    with servers() as given:
+        url = f"{given.url}?max_connections={PLACES}&client_name={NAME}"
+        async with AsyncIdempotency(url) as idem:
+
+            async def struck(trace: Trace) -> None:
+                given.cut()
+                calls = idem.internals.store.transport._connections.calls
+                await until(lambda: calls.connection is None or calls.connection.broken)
+                with suppress(TimeLimit, IdempotencyError):
+                    async with asyncio.timeout(60):
+                        await trace.awaited(idem.execute(next(keys), ran_async))
+
+            for _ in range(2):
+                listed = Trace(within=REDIS)
+                await struck(listed)
+            for step in lines_of(listed, TAKING, 100):
+                await struck(Trace(step, TimeLimit(), within=REDIS))
+                where = f"{step[0].co_qualname}:{step[2]}"
+                assert await idem.execute(next(keys), ran_async) == "ran", where
+            gc.collect()
+            given.check_connections(1)
+        given.check_connections(0)
 
 
 class Credentials(redis.CredentialProvider):

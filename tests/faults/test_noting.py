@@ -32,6 +32,7 @@ from semel.stores.listening import AsyncListener, AsyncWatch, Listening
 from semel.stores.memory import MemoryStore
 from semel.stores.sql.sqlite import AsyncSQLiteStore
 from semel.testing import FakeClock
+from servers.redis import open_connections
 
 pytestmark = pytest.mark.usefixtures("not_measured")
 
@@ -81,7 +82,7 @@ def test_struck_while_sqlite_closes_its_file_the_next_call_opens_it(sqlite_url):
 
 class Redis:
     def __init__(self, request: pytest.FixtureRequest) -> None:
-        self.url = request.getfixturevalue("redis_url")
+        self.url = f"{request.getfixturevalue('redis_url')}?client_name=cut"
         self._server = request.getfixturevalue("redis_of_this_worker")
 
     def cut(self) -> None:
@@ -89,9 +90,9 @@ class Redis:
             client.client_kill_filter(_type="normal", skipme=True)
 
     def check(self, store: Any) -> None:
-        transport = store.transport
-        pool = transport.client.connection_pool
-        wait_until(lambda: len(pool._in_use_connections) == len(transport._connections._idle))
+        idle = store.transport._connections._idle
+        with closing(self._server.client()) as client:
+            wait_until(lambda: open_connections(client, "cut") == len(idle))
 
 
 class SQLServer:

@@ -48,6 +48,11 @@ def errors_answered(client: redis.Redis, code: str) -> int:
     return int(told["count"] if isinstance(told, dict) else told.partition("=")[2])  # redis-py 5.0
 
 
+def open_connections(client: redis.Redis, name: str) -> int:
+    """How many connections of this name the server has."""
+    return sum(connection["name"] == name for connection in client.client_list())
+
+
 def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     """Wait for a condition; errors of a server that is not up yet count as "not yet"."""
     deadline = time.monotonic() + patience

@@ -262,6 +262,6 @@ def test_a_connection_that_cannot_be_made_ready_goes_back_to_its_pool(redis_of_t
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool, "get_connection", first_take)
             with pytest.raises(redis.ConnectionError):
-                threads.Connection(pool)
+                threads.Connection(pool, lent=True)
         assert pool._available_connections == [older]
         assert redis_py.socket_of(older) is None

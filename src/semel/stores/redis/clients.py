@@ -15,7 +15,9 @@ What differs from redis-py's defaults, and why:
   does, and only while half of `timeout` has not passed (see `retry`); each wait for the socket
   takes at most the other half, so that a call ends within `timeout` (or half as much again, for
   threads, when its last repetition had to connect first).
-- Pools do not refuse callers: a limit lets in as many as there are connections.
+- Pools do not refuse callers: a limit lets in as many as there are connections. redis-py's
+  own count has no bound, because a signal handler that raises inside its pool takes a place for
+  good.
 """
 
 from __future__ import annotations
@@ -239,10 +241,8 @@ def _query_options(query: str) -> dict[str, Any]:
 # --- clients ---------------------------------------------------------------------------------
 
 DEFAULT_CONNECTIONS = 64
-SPARE_CONNECTIONS = 8
-"""Room in the pool beyond the limit, for what a cluster client asks on its own (its map)."""
 NO_LIMIT = 2**31
-"""What redis-py's own pools take for no limit."""
+"""What redis-py's pools took for no limit until 7; later ones have a bound unless they get this."""
 
 _SHARED = ("socket_", "ssl")
 """How the options begin that count for the Sentinels, too."""
@@ -266,9 +266,6 @@ def opener(
                 settings.check(driver.RedisCluster, driver.Redis)
             else:
                 settings.check(driver.RedisCluster)
-                # Connections are few by themselves; a count that redis-py (until 7) does not get
-                # back when a node cannot be reached would end in a node that is lost for ever.
-                settings.both["max_connections"] = NO_LIMIT
             node = driver.cluster.ClusterNode
             # Nodes are made for each client: they keep the connections of one that was not made.
             return lambda: driver.RedisCluster(
@@ -336,11 +333,11 @@ class _Settings:
         if given.get("protocol", 3) not in _PROTOCOLS:
             raise ConfigError(f"protocol is 2 or 3, got {given['protocol']!r}")
         self.min_other_sentinels = int(given.get("min_other_sentinels", 0))
-        places = connection_limit(address, more)
+        connection_limit(address, more)  # which raises for a wrong one; `Limit` keeps it
         self.both: dict[str, Any] = {
             name: value for name, value in given.items() if name not in _OURS
         }
-        self.both["max_connections"] = places + SPARE_CONNECTIONS
+        self.both["max_connections"] = NO_LIMIT
         if address.tls:
             self.both["ssl"] = True
             if given.get("ssl_cert_reqs", "required") not in _UNCHECKED:
@@ -352,6 +349,7 @@ class _Settings:
         chosen = {**address.options, **more}
         self.for_sentinels = (
             {name: value for name, value in self.both.items() if name.startswith(_SHARED)}
+            | {"max_connections": NO_LIMIT}
             | {name: share for name in half if name not in chosen}
             | {name: given[option] for name, option in login.items() if option in given}
         )

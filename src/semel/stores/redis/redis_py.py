@@ -85,6 +85,11 @@ def take_connection(pool: Any) -> Any:
     return pool.get_connection(*_FOR_A_POOL)
 
 
+def new_connection(pool: Any) -> Any:
+    """Create a connection beside a pool, which doesn't count it; to `make_ready`."""
+    return pool.connection_class(**pool.connection_kwargs)
+
+
 # An exception of a signal handler, a cancellation, or an error of a credential provider may end the
 # handshake (login, choice of the database) at any line. redis-py then puts the connection back into
 # its pool, and uses it as if it were ready. It does the same with a connection on which the reply

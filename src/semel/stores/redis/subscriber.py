@@ -20,7 +20,7 @@ from redis.exceptions import AskError, ResponseError
 from semel.core.process import ForkAware, follow_forks, leave_alone, notice_fork
 from semel.stores.listening import OnLost, Reopen, Subscriptions
 from semel.stores.redis.commands import pack
-from semel.stores.redis.redis_py import NOT_YET, new_reader, socket_of, take_over
+from semel.stores.redis.redis_py import NOT_YET, new_connection, new_reader, socket_of, take_over
 from semel.stores.redis.tasks import AsyncTransport
 from semel.stores.redis.threads import Transport
 
@@ -77,7 +77,7 @@ class _Subscriber:
 
     def __init__(self, server: Any, commands: ChannelCommands) -> None:
         # Beside the pool: this connection is in use for long, and must not count there.
-        self._connection = server.connection_class(**server.connection_kwargs)
+        self._connection = new_connection(server)
         self._commands = commands
         self._messages = MessageReader(commands)
 

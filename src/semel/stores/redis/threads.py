@@ -35,6 +35,7 @@ from semel.stores.redis.errors import DRIVER_ERRORS, translated
 from semel.stores.redis.redis_py import (
     known_error,
     make_ready,
+    new_connection,
     parser_of,
     primary_address,
     take_connection,
@@ -105,20 +106,22 @@ _NO_LIMIT: Final = NoLimit()
 
 
 class Connection:
-    """One connection of the pool. One that nobody holds any more goes back to the pool, closed.
+    """One connection. It closes when no caller refers to it any more.
 
-    So none is lost when an exception of a signal handler strikes between two steps.
+    So none is lost when an exception of a signal handler strikes between two steps. A client that
+    is ours gets its connections beside its pool, because redis-py loses one when the exception
+    strikes inside the pool. An application's pool lends one, and gets it back.
     """
 
-    __slots__ = ("_held", "_pool", "connection", "parser", "taken")
+    __slots__ = ("_held", "_lender", "connection", "parser", "taken")
 
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
+    def __init__(self, pool: Any, *, lent: bool) -> None:
+        self._lender = pool if lent else None
         self.taken = 0.0
         """When it was last taken, for those who ask."""
         self._held: list[Any] = []
         """The connection, until it is given back: taken and given in one step, and never twice."""
-        self._held.append(take_connection(pool))
+        self._held.append(take_connection(pool) if lent else new_connection(pool))
         [self.connection] = self._held
         try:
             make_ready(self.connection)
@@ -128,8 +131,10 @@ class Connection:
         self.parser = parser_of(self.connection)
 
     def release(self) -> None:
-        """Give the connection back to the pool as it is."""
-        self._pool.release(self._held.pop())
+        """Give the connection back to the pool that lent it, as it is."""
+        connection = self._held.pop()
+        if self._lender is not None:
+            self._lender.release(connection)
 
     def end(self) -> None:
         """Close the connection, and give it back."""
@@ -201,7 +206,7 @@ class Connections(ForkAware):
         notice_fork()
         with suppress(IndexError):  # none is idle; not the reason of what connecting may raise
             return self._idle.pop()
-        return Connection(self.pool)
+        return Connection(self.pool, lent=not self._keep)
 
     def _give_back(self, taken: Connection) -> None:
         if not self._keep:
