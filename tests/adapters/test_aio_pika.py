@@ -431,6 +431,53 @@ async def test_a_consumer_ends_while_the_broker_is_away(broker, idem, monkeypatc
     await until(ready(broker, "orders"))
 
 
+async def test_messages_that_come_while_the_consumer_is_canceled_go_back_once(
+    broker, connection, idem, monkeypatch
+):
+    steps = []
+
+    async def cancel(queue, tag, cancel=aio_pika._cancel):
+        for number in range(3):
+            broker.publish(f"m-{number}")
+        await until(lambda: broker.host.depth("orders") == (0, 3))  # they are delivered
+        await cancel(queue, tag)
+        steps.append("canceled")
+
+    async def give_back(message, give_back=aio_pika._give_back):
+        steps.append("given back")
+        await give_back(message)
+
+    monkeypatch.setattr(aio_pika, "_cancel", cancel)
+    monkeypatch.setattr(aio_pika, "_give_back", give_back)
+    handle = Handler()
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    consumer.stop()
+    assert await consumer.run(await queue_of(connection), signals=())
+    await until(ready(broker, "orders", 3))  # and the connection lives
+    assert handle.seen == []
+    assert steps == ["canceled", *["given back"] * 3]
+
+
+async def test_a_second_run_at_the_same_time_is_rejected_and_harms_none(broker, idem):
+    handle = Handler()
+    consumer = aio_pika.once(idem, handle, consumer="mailer")
+    async with await connected(broker, "plain") as first, await connected(broker) as other:
+        running = asyncio.create_task(consumer.run(await queue_of(first), signals=()))
+        await until(lambda: broker.host.consumers("orders"))
+        with pytest.raises(ConfigError, match="while this consumer runs already: make another"):
+            await consumer.run(await queue_of(other), signals=())
+        broker.publish()
+        await until(handle.times(1))
+        await first.close()
+        with pytest.raises(ConnectionError):
+            await running
+        again = asyncio.create_task(consumer.run(await queue_of(other), signals=()))
+        broker.publish("m-2")
+        await until(handle.times(2))
+        consumer.stop()
+        assert await again
+
+
 async def test_a_channel_that_is_closed_ends_the_consumer(broker, idem):
     connection = await connected(broker, "plain")
     queue = await queue_of(connection)

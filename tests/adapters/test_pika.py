@@ -827,6 +827,31 @@ def test_another_thread_stops_a_consumer(broker, idem):
     assert "main thread" in problems[0]
 
 
+def test_a_second_run_at_the_same_time_is_rejected_and_harms_none(broker, worker, idem):
+    handled, problems = [], []
+    consumer = pika.once(idem, lambda message: handled.append(message.id), queue="orders")
+
+    def run_again():
+        try:
+            consumer.run(worker.channel, signals=())
+        except ConfigError as error:
+            problems.append(str(error))
+        broker.publish()
+
+    def look():
+        if handled:
+            consumer.stop()
+        else:
+            worker.connection.call_later(0.02, look)
+
+    worker.channel.basic_consume("orders", consumer)
+    worker.connection.call_later(0, run_again)
+    worker.connection.call_later(0, look)
+    assert consumer.run(worker.channel)
+    assert handled == ["m-1"]
+    assert "while this consumer runs already: make another one with once()" in problems[0]
+
+
 def test_what_ended_with_its_connection_is_not_waited_for(broker, worker, idem):
     began, go = threading.Event(), threading.Event()
 

@@ -1165,3 +1165,19 @@ async def test_what_a_task_raises_is_in_the_log(caplog):
     await running.drain(grace=60)
     await asyncio.sleep(0)
     assert "the handling of a message ended with an error" in caplog.text
+
+
+async def test_drain_waits_for_what_begins_meanwhile():
+    running, ended = AsyncRunning(), []
+
+    async def first():
+        running.start(second())
+
+    async def second():
+        for _ in range(10):  # turns of the loop, so that it outlasts the first
+            await asyncio.sleep(0)
+        ended.append(2)
+
+    running.start(first())
+    assert await running.drain(grace=60) == 0
+    assert ended == [2]

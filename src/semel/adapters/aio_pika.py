@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -37,6 +38,7 @@ from semel.adapters.rabbitmq import (
     check_handler,
     check_size,
     failure_of,
+    one_run,
     stable_id,
     with_id,
 )
@@ -151,14 +153,17 @@ class AioPikaConsumer:
         self._rules = rules
         self._running = AsyncRunning()
         self._publishers: dict[AbstractConnection, _Publisher] = {}
+        self._refused = AsyncRunning()
+        """Messages that came after `stop`: they go back when the broker has canceled the run."""
+        self._canceled = asyncio.Event()
         self._stop = asyncio.Event()
-        self._draining = False
         self._error: BaseException | None = None
+        self._one_run = threading.Lock()
 
     async def __call__(self, message: AbstractIncomingMessage) -> None:
         """Take a message; aio-pika calls this."""
         # Else it is not acknowledged, and goes back to its queue with the connection's end.
-        if not self._draining and self._error is None:
+        if self._error is None:
             self._running.start(self._handle(message))
 
     async def _handle(self, message: AbstractIncomingMessage) -> None:
@@ -261,7 +266,7 @@ class AioPikaConsumer:
         await self._settle(_cancel_consumer(message))
 
     def stop(self) -> None:
-        """Let `run` end, this one and every other; for signal handlers of the event loop."""
+        """Let `run` end, this one and every later one; for signal handlers of the event loop."""
         self._stop.set()
 
     async def run(
@@ -276,7 +281,8 @@ class AioPikaConsumer:
         Those that are handled get `grace` seconds to end; False = some did not. Raises what stops
         the consumer, and `ConnectionError` when the channel is closed, which a robust one is only
         by its own `close`. If RabbitMQ ends the consumer, because the queue was deleted, it
-        consumes again when there is a queue of this name.
+        consumes again when there is a queue of this name. A second `run` beside the first raises
+        `ConfigError`.
         """
         if self._error is not None:
             raise self._error
@@ -285,10 +291,11 @@ class AioPikaConsumer:
                 f"this consumer handles the queue {self._rules.queue}, not {queue.name}: make "
                 "another one with once()"
             )
-        self._rules.queue = queue.name
-        with _received(signals, self.stop):
-            lost = await self._consume(queue)
-        ended = await self.drain(grace=grace)
+        with one_run(self._one_run):
+            self._rules.queue = queue.name
+            with _received(signals, self.stop):
+                lost = await self._consume(queue)
+            ended = await self.drain(grace=grace)
         if lost:
             raise ConnectionError(f"the channel of the queue {queue.name} was closed")
         return ended
@@ -300,6 +307,7 @@ class AioPikaConsumer:
         such a queue. A robust connection may be quicker, and does not know every queue.
         """
         tag, pauses, bound = _new_tag(), None, None
+        self._canceled.clear()
         waiting = [asyncio.ensure_future(each) for each in (self._stop.wait(), _closed(queue))]
         try:
             await self._begin(queue, tag)
@@ -308,7 +316,6 @@ class AioPikaConsumer:
                 await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 stopped, closed = (each.done() for each in waiting)
                 if stopped or closed:
-                    self._draining = True
                     return closed
                 channel = await _channel_of(queue)
                 if channel is None or tag in channel.consumers:
@@ -335,29 +342,43 @@ class AioPikaConsumer:
             # Also if this is canceled: a consumer that is left on goes on handling.
             for each in waiting:
                 each.cancel()
-            if not queue.channel.is_closed:
-                await self._settle(_cancel(queue, tag))
+            await self._end(queue, tag)
 
     async def _begin(self, queue: AbstractQueue, tag: str) -> None:
-        await queue.consume(self, consumer_tag=tag)
+        await queue.consume(self._take, consumer_tag=tag)
         channel = await queue.channel.get_underlay_channel()
         await self._settle(self._bind_again(channel, queue))
+
+    async def _take(self, message: AbstractIncomingMessage) -> None:
+        if self._stop.is_set():
+            self._refused.start(self._refuse(message))
+        else:
+            await self(message)
+
+    async def _refuse(self, message: AbstractIncomingMessage) -> None:
+        await self._canceled.wait()  # Before, the broker would deliver it here again.
+        await self._settle(_give_back(message))
+
+    async def _end(self, queue: AbstractQueue, tag: str) -> None:
+        """Cancel a consumer, and give back what came after `stop`."""
+        try:
+            if not queue.channel.is_closed:
+                await self._settle(_cancel(queue, tag))
+        finally:
+            self._canceled.set()
+        await self._refused.drain(_CANCELLING)
 
     async def _bind_again(self, channel: Any, queue: AbstractQueue) -> None:
         await self._publisher(channel.connection).bind_again(queue.name)
 
     async def drain(self, *, grace: float = 30.0) -> bool:
-        """Take no new message, and wait for those that are handled; cancel the consumer before.
+        """Wait for the messages that are handled; cancel the consumer before.
 
         What still runs after `grace` seconds is cancelled, and goes back to its queue (False).
         Raises what stopped the consumer.
         """
-        self._draining = True
         self._handled.wait_no_longer()
-        try:
-            late = await self._running.drain(grace)
-        finally:
-            self._draining = False
+        late = await self._running.drain(grace)
         if late:
             logger.warning(
                 "%d messages were still handled after %g s: they go back to their queue "

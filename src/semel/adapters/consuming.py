@@ -340,8 +340,13 @@ class AsyncRunning:
 
     async def drain(self, grace: float) -> int:
         """Wait until all have ended; returns how many were cancelled after the seconds of grace."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + grace
+        while self._tasks:  # A client may still hand over what it received before.
+            left = deadline - clock()
+            await asyncio.wait(self._tasks, timeout=max(left, 0))
+            if left <= 0:
+                break
         late = list(self._tasks)
         for task in late:
             task.cancel()

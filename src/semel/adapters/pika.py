@@ -41,6 +41,7 @@ from semel.adapters.rabbitmq import (
     check_not_async,
     check_size,
     failure_of,
+    one_run,
     stable_id,
     with_id,
 )
@@ -195,6 +196,7 @@ class PikaConsumer:
         """Those that have not ended. Several threads change it, each in one step."""
         self._stop = Stop()
         self._error: BaseException | None = None
+        self._one_run = threading.Lock()
 
     def __call__(
         self,
@@ -287,7 +289,7 @@ class PikaConsumer:
     # --- the end ------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let `run` end, this one and every other; for signal handlers and any thread."""
+        """Let `run` end, this one and every later one; for signal handlers and any thread."""
         self._stop.set()
 
     def run(
@@ -303,14 +305,16 @@ class PikaConsumer:
         again when the connection is lost, or when RabbitMQ ends the consumer, as it does when a
         queue is deleted. Those that are handled get `grace` seconds to end; False = some did not.
         Raises what stops the consumer, for a plain channel also a `ConnectionError` when RabbitMQ
-        ends it. Signals are received in the main thread only: give none elsewhere.
+        ends it. Signals are received in the main thread only: give none elsewhere. A second `run`
+        beside the first raises `ConfigError`.
         """
-        if isinstance(channel, BlockingChannel):
+        with one_run(self._one_run):
+            if isinstance(channel, BlockingChannel):
+                with _received(signals, self.stop):
+                    self._consume(channel)
+                return self.drain(channel, grace=grace)
             with _received(signals, self.stop):
-                self._consume(channel)
-            return self.drain(channel, grace=grace)
-        with _received(signals, self.stop):
-            return self._consume_again(channel, grace)
+                return self._consume_again(channel, grace)
 
     def _consume_again(self, connect: Callable[[], BlockingChannel], grace: float) -> bool:
         """Consume, and connect again whenever the connection or the channel is lost."""

@@ -16,7 +16,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias, assert_never
 
@@ -356,6 +358,19 @@ def failure_of(error: BaseException) -> RuntimeError:
         f"the handler raised {type(error).__name__}, and nothing outside of it had ended it: it "
         "canceled its own task, or something that it waited for was canceled"
     )
+
+
+@contextmanager
+def one_run(lock: threading.Lock) -> Iterator[None]:
+    """Reject a `run` of a consumer beside another one, whose messages its end would end."""
+    if not lock.acquire(blocking=False):
+        raise ConfigError(
+            "run() was called while this consumer runs already: make another one with once()"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_async(handle: object) -> None:
