@@ -6,7 +6,8 @@ import ast
 import inspect
 import logging
 import signal
-from functools import partial
+import weakref
+from functools import partial, wraps
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,46 @@ def test_an_observer_that_is_given_frames_is_no_signal_handler():
     assert isinstance(unheard(lambda frame: shows("5", frame), 5), ValueError)
     assert isinstance(unheard(lambda: shows("5", inspect.currentframe())), ValueError)
     assert isinstance(unheard(lambda: shows(inspect.currentframe(), 5)), ValueError)
+
+
+class Target:
+    """Something that a weak reference can point to."""
+
+
+class WithoutTraceback(Exception):
+    """Raised as if from nowhere."""
+
+    __traceback__ = None
+
+
+def test_what_an_observer_was_given_is_not_asked_what_it_is():
+    def hook(gone):
+        raise ValueError
+
+    assert isinstance(unheard(hook, weakref.proxy(Target())), ValueError)
+    assert isinstance(unheard(_raise, WithoutTraceback()), WithoutTraceback)
+
+
+def _raise(error):
+    raise error
+
+
+def measured(function):
+    @wraps(function)
+    def wrapper(*args):
+        return function(*args)
+
+    return wrapper
+
+
+@measured
+def ends(_, __):
+    raise TimeIsUp
+
+
+@pytest.mark.usefixtures("handler_before")
+def test_a_decorator_that_a_handler_and_a_hook_share_says_nothing_of_the_hook():
+    signal.signal(signal.SIGUSR1, ends)
+    assert isinstance(unheard(measured(_raise), ValueError()), ValueError)
+    with pytest.raises(TimeIsUp):
+        unheard(signal.raise_signal, signal.SIGUSR1)
