@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, TypeVar, assert_never
+from weakref import ref
 
 from msgspec import UNSET
 
@@ -68,23 +69,43 @@ class TransactionContext(Generic[Result]):
         self._call = call
         self._connection = connection
         self._table = table
+        self._attempt: Attempt[Result] = Attempt(call.identity, protected=False)
+        """The one without a record, until the record is claimed or read."""
         self._bound: Any = UNSET
         """How long the session waited for locks before, while it is set otherwise."""
 
     def __enter__(self) -> Attempt[Result]:
+        if self._runs.setup.bypassing():
+            return self._attempt
         try:
-            return self._enter()
+            self._begin()
+            try:
+                self._attempt = self._claim()
+                if self._attempt.replayed:
+                    # Rolled back: PostgreSQL's lock on the key must not outlast this block.
+                    self._nested.rollback()
+                else:
+                    self._marker = Savepoint(self._link)
+                    self._marker.open()
+                    self._attempt.__enter__()
+                return self._attempt  # noqa: TRY300 - inside: an interruption of this line, too, is met
+            except BaseException as error:
+                self._attempt.__exit__()
+                self._restore_quietly()
+                self._undo()
+                if isinstance(error, Exception):
+                    table = self._records.waits_for_table
+                    db_errors.raise_claim_error(error, waits_for_table=table)
+                raise
         except IdempotencyError as error:
             raise_about(error, self._call.identity)
 
-    def _enter(self) -> Attempt[Result]:
-        runs, call = self._runs, self._call
-        if runs.setup.bypassing():
-            self._attempt = Attempt(call.identity, protected=False)
-            return self._attempt
+    def _begin(self) -> None:
+        """Open the savepoint that undoes the whole block."""
+        runs = self._runs
         notice_fork()
         self._owners = runs.owners
-        runs.check_usable(call)
+        runs.check_usable(self._call)
         self._began = monotonic()
         self._link = link_to(self._connection, asynchronous=False)
         self._records = records_of(runs.store, self._link.dialect, self._table)
@@ -92,22 +113,6 @@ class TransactionContext(Generic[Result]):
             self._nested = self._link.begin()
         except Exception as error:  # noqa: BLE001 - translated, every one
             db_errors.raise_claim_error(error)
-        try:
-            self._attempt = self._claim()
-            if self._attempt.replayed:
-                # Rolled back: PostgreSQL's lock on the key must not outlast this block.
-                self._nested.rollback()
-            else:
-                self._marker = Savepoint(self._link)
-                self._marker.open()
-                self._attempt.__enter__()
-        except BaseException as error:
-            self._restore_quietly()
-            self._undo()
-            if isinstance(error, Exception):
-                db_errors.raise_claim_error(error, waits_for_table=self._records.waits_for_table)
-            raise
-        return self._attempt
 
     def __exit__(
         self,
@@ -116,9 +121,9 @@ class TransactionContext(Generic[Result]):
         trace: TracebackType | None,
     ) -> None:
         attempt = self._attempt
+        attempt.__exit__()  # First: an interruption from now on leaves no attempt that runs.
         if attempt.replayed or not attempt.protected:
             return
-        attempt.__exit__(kind, error, trace)
         if self._is_inherited(error):
             return
         if error is not None:
@@ -184,6 +189,7 @@ class TransactionContext(Generic[Result]):
                     fence=step.fence,
                     owner=owner,
                     store=runs.store,
+                    holder=ref(self),
                 )
             case Finished():
                 return runs.answered(call, step, waited=False, asked=True)
