@@ -81,6 +81,11 @@ class Application:
             raise
         return attempt.replayed
 
+    def bound(self) -> object:
+        (answer,) = self._run(self._database.bound)
+        self._connection.rollback()
+        return answer
+
     def paid(self, key: str) -> int:
         (answer,) = self._run(f"SELECT COUNT(*) FROM ledger WHERE entry = '{key}'")
         self._connection.rollback()
@@ -117,6 +122,7 @@ def done(application: Application) -> str:
 @pytest.mark.parametrize("error", [KeyboardInterrupt])
 @pytest.mark.parametrize("prepared", [first, done])
 def test_struck_at_any_step_of_a_block_the_application_goes_on(application, prepared, error):
+    before = application.bound()
     application.pay(next(keys))
     key = prepared(application)
     steps = steps_of(lambda: application.pay(key))
@@ -130,6 +136,7 @@ def test_struck_at_any_step_of_a_block_the_application_goes_on(application, prep
             trace.run(lambda key=key: application.pay(key))
         fired += trace.struck.is_set()
         assert current_attempt() is None, where
+        assert application.bound() == before, where
         application.pay(key)
         assert application.paid(key) == 1, where
     assert fired > 0.8 * len(steps)

@@ -15,8 +15,6 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar, assert_never
 from weakref import ref
 
-from msgspec import UNSET
-
 from semel import events, transactions
 from semel.core.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
@@ -71,8 +69,6 @@ class TransactionContext(Generic[Result]):
         self._table = table
         self._attempt: Attempt[Result] = Attempt(call.identity, protected=False)
         """The one without a record, until the record is claimed or read."""
-        self._bound: Any = UNSET
-        """How long the session waited for locks before, while it is set otherwise."""
 
     def __enter__(self) -> Attempt[Result]:
         if self._runs.setup.bypassing():
@@ -206,8 +202,7 @@ class TransactionContext(Generic[Result]):
         answer = None if self._call.counted is not None else self._look_outside(request)
         if answer is None:
             answer = self._ask(request)
-            self._drive(self._records.restore(self._bound))
-            self._bound = UNSET
+            self._drive(self._records.restore())
         return answer
 
     def _look_outside(self, request: ClaimRequest) -> Claim | None:
@@ -247,13 +242,9 @@ class TransactionContext(Generic[Result]):
             runs.waiting.leave(call)
 
     def _prepare(self, *, wait: bool) -> None:
-        """Bound how long the session waits for locks; what the bound was is kept from the first."""
+        """Bound how long the session waits for locks."""
         spent = monotonic() - self._began
-        before = self._drive(
-            transactions.prepare(self._records, self._call.rules, wait=wait, spent=spent)
-        )
-        if self._bound is UNSET:
-            self._bound = before
+        self._drive(transactions.prepare(self._records, self._call.rules, wait=wait, spent=spent))
 
     def _asked(self, request: ClaimRequest, *, wait: bool) -> Claim:
         """Ask once; without a wait, an open transaction that has the record is an error."""
@@ -335,11 +326,10 @@ class TransactionContext(Generic[Result]):
 
     def _restore_quietly(self) -> None:
         """Give the session its bound back; PostgreSQL may reject that, and undoing does it."""
-        if self._bound is not UNSET:
-            try:
-                self._drive(self._records.restore(self._bound))
-            except Exception:  # noqa: BLE001 - the same
-                logger.debug("a bound for locks could not be restored", exc_info=True)
+        try:
+            self._drive(self._records.restore())
+        except Exception:  # noqa: BLE001 - what led here reaches the caller
+            logger.debug("a bound for locks could not be restored", exc_info=True)
 
 
 def run_in_transaction(
