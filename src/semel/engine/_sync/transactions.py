@@ -18,6 +18,7 @@ from weakref import ref
 from semel import events, transactions
 from semel.core.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
+from semel.core.observers import is_for_the_caller
 from semel.core.process import notice_fork
 from semel.core.records import (
     Claim,
@@ -85,14 +86,12 @@ class TransactionContext(Generic[Result]):
                     self._marker.open()
                     self._attempt.__enter__()
                 return self._attempt  # noqa: TRY300 - inside: an interruption of this line, too, is met
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - passed on, or translated
                 self._attempt.__exit__()
                 self._restore_quietly()
                 self._undo()
-                if isinstance(error, Exception):
-                    table = self._records.waits_for_table
-                    db_errors.raise_claim_error(error, waits_for_table=table)
-                raise
+                table = self._records.waits_for_table
+                db_errors.raise_claim_error(error, waits_for_table=table)
         except IdempotencyError as error:
             raise_about(error, self._call.identity)
 
@@ -107,7 +106,7 @@ class TransactionContext(Generic[Result]):
         self._records = records_of(runs.store, self._link.dialect, self._table)
         try:
             self._nested = self._link.begin()
-        except Exception as error:  # noqa: BLE001 - translated, every one
+        except BaseException as error:  # noqa: BLE001 - passed on, or translated
             db_errors.raise_claim_error(error)
 
     def __exit__(
@@ -131,15 +130,13 @@ class TransactionContext(Generic[Result]):
             # The marker is the witness: it went with the transaction that it was set in.
             self._marker.commit()
             self._complete(attempt)
-        except BaseException as failure:
+        except BaseException as failure:  # noqa: BLE001 - passed on, or translated
             self._undo()
-            if isinstance(failure, Exception):
-                rolled_back = db_errors.is_ended(failure) and self._was_rolled_back(attempt)
-                try:
-                    db_errors.raise_end_error(failure, rolled_back=rolled_back)
-                except IdempotencyError as rejected:
-                    raise_about(rejected, self._call.identity)
-            raise
+            rolled_back = db_errors.is_ended(failure) and self._was_rolled_back(attempt)
+            try:
+                db_errors.raise_end_error(failure, rolled_back=rolled_back)
+            except IdempotencyError as rejected:
+                raise_about(rejected, self._call.identity)
         try:
             # A session writes what the application left in it only now: those errors are its own.
             self._nested.commit()
@@ -321,14 +318,18 @@ class TransactionContext(Generic[Result]):
         """Roll back to the savepoint; where that fails the transaction is gone, and all with it."""
         try:
             self._nested.rollback()
-        except Exception:  # noqa: BLE001 - what led here reaches the caller
+        except Exception as error:
+            if is_for_the_caller(error):
+                raise
             logger.debug("a savepoint could not be undone", exc_info=True)
 
     def _restore_quietly(self) -> None:
         """Give the session its bound back; PostgreSQL may reject that, and undoing does it."""
         try:
             self._drive(self._records.restore())
-        except Exception:  # noqa: BLE001 - what led here reaches the caller
+        except Exception as error:
+            if is_for_the_caller(error):
+                raise
             logger.debug("a bound for locks could not be restored", exc_info=True)
 
 
