@@ -114,6 +114,7 @@ def done(application: Application) -> str:
 
 
 @pytest.mark.fault(55)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("application", "prepared", "error"),
     [

@@ -17,7 +17,6 @@ from weakref import ref
 from semel import events, transactions
 from semel.core.attempts import Attempt, Result
 from semel.core.decide import Reject, Wait, decide
-from semel.core.observers import is_for_the_caller
 from semel.core.process import notice_fork
 from semel.core.records import (
     Claim,
@@ -320,18 +319,14 @@ class AsyncTransactionContext(Generic[Result]):
         """Roll back to the savepoint; where that fails the transaction is gone, and all with it."""
         try:
             await self._nested.rollback()
-        except Exception as error:
-            if is_for_the_caller(error):
-                raise
+        except Exception:  # noqa: BLE001 - what led here reaches the caller
             logger.debug("a savepoint could not be undone", exc_info=True)
 
     async def _restore_quietly(self) -> None:
         """Give the session its bound back; PostgreSQL may reject that, and undoing does it."""
         try:
             await self._drive(self._records.restore())
-        except Exception as error:
-            if is_for_the_caller(error):
-                raise
+        except Exception:  # noqa: BLE001 - what led here reaches the caller
             logger.debug("a bound for locks could not be restored", exc_info=True)
 
 

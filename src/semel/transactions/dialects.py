@@ -204,7 +204,8 @@ class PostgresRecords(Records):
 # record that has ended is read on a connection of the store, and the transaction is left alone.
 
 _SESSION: Final = (
-    "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet, "
+    "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), CAST(VERSION() AS CHAR), "
+    "@@max_allowed_packet, "
     "@@innodb_rollback_on_timeout, @@SESSION.sql_mode, @@SESSION.autocommit, @@SESSION.timestamp, "
     "TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6)) LIMIT 1"
 )
@@ -307,8 +308,8 @@ class MySQLRecords(Records):
         ((before, database, version, largest, rolls_back, sql_mode, commits_each, *clock),) = (
             reply.rows
         )
-        if isinstance(version, bytes):
-            raise texts_as_bytes(WITH_UNICODE)
+        if isinstance(version, bytes):  # cast, so that it is in the character set of the connection
+            raise texts_as_bytes(f"{WITH_UNICODE}, and with another collation than binary")
         yield from self._check_clock(*clock)
         self._table.largest, self._table.sql_mode = largest, sql_mode
         self._check(database)
