@@ -744,7 +744,7 @@ def test_a_start_that_waits_for_its_connection_beyond_its_lease_is_counted_once(
         return _after(wait, begun) if kind.asynchronous else _after_of_threads(wait, begun)
 
     async def _duplicate():
-        while not (await in_sql.peek("m-1", scope="mailer")).abandoned:
+        while not (await in_sql.peek("m-1", scope="mailer")).abandoned:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
         duplicates.append(await consumer.handle(MESSAGE))
 

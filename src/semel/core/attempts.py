@@ -63,6 +63,8 @@ class Attempt(Struct, Generic[Result], eq=False):
     """False when it runs without a record (store_error="open", bypassed)."""
     store: object = None
     lease: Lease | None = None
+    holder: ReferenceType[object] | None = None
+    """Without a lease: what ends the attempt. If it has been collected, the attempt has ended."""
     running: bool = False
     outer: Attempt | None = None
     _result: Result | UnsetType = UNSET
@@ -96,7 +98,9 @@ class Attempt(Struct, Generic[Result], eq=False):
     @property
     def runs(self) -> bool:
         """Whether it was entered and not left; one whose call was interrupted runs no more."""
-        return self.running and (self.lease is None or not self.lease.orphaned)
+        if self.lease is not None:
+            return self.running and not self.lease.orphaned
+        return self.running and (self.holder is None or self.holder() is not None)
 
     @property
     def lost(self) -> bool:

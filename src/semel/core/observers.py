@@ -94,8 +94,8 @@ _OF_GEVENT = (("gevent.timeout", "Timeout"), ("greenlet", "GreenletExit"))
 def _by_a_signal(error: BaseException) -> bool:
     """Whether a signal's handler raised it: a server's that ends on SIGTERM, or a time limit's."""
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(frame.f_code in codes or _was_given_a_signal(frame) for frame in frames[1:])
+    inner = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    return any(frame.f_code in codes or _was_given_a_signal(frame) for frame in inner)
 
 
 def _was_given_a_signal(frame: FrameType) -> bool:

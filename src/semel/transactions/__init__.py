@@ -103,6 +103,9 @@ class Records(ABC):
     """Whether a wait that is too long ends the caller's transaction; known once prepared."""
     commits_each = False
     """Whether a statement after the transaction's end commits by itself; known once prepared."""
+    bound: Any = None
+    """How long the session waited for locks before; None = it waits as before, or undoing the block
+    restores it. Noted before the session is asked to wait otherwise, and kept from the first."""
     outside: Any = None
     """The store on whose own connection `read` has to run; None = in the caller's transaction."""
 
@@ -116,15 +119,21 @@ class Records(ABC):
         """Read what has been committed, without a lock; None = nothing was, or nobody can tell."""
 
     @abstractmethod
-    def prepare(self, seconds: float, *, wait: bool) -> Verb[Any]:
-        """Reject a connection to another database; bound the wait for locks, return the old bound.
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[None]:
+        """Reject a connection to another database; note the bound for locks, and bound the wait.
 
         Without `wait` the caller wants to know at once that another one has the record.
         """
 
-    @abstractmethod
-    def restore(self, before: Any) -> Verb[None]:
+    def restore(self) -> Verb[None]:
         """Bound the wait as before."""
+        if self.bound is not None:
+            yield self._restored(self.bound)
+            self.bound = None
+
+    @abstractmethod
+    def _restored(self, bound: Any) -> Statement:
+        """Make the statement that restores a bound."""
 
     @abstractmethod
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
@@ -165,8 +174,8 @@ LOCKED: Final = Busy(0.0)
 Known by identity: a record that runs elsewhere under a lease is busy, too."""
 
 
-def prepare(records: Records, rules: Rules, *, wait: bool, spent: float = 0.0) -> Verb[Any]:
-    """Bound the wait for the transaction of another caller; returns what the bound was.
+def prepare(records: Records, rules: Rules, *, wait: bool, spent: float = 0.0) -> Verb[None]:
+    """Bound the wait for the transaction of another caller.
 
     `spent` seconds of it have passed already.
     """

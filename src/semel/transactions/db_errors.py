@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn, TypeAlias
 
+from semel.core.observers import is_for_the_caller
 from semel.errors import (
     ConcurrentRequest,
     ConfigError,
@@ -82,8 +83,11 @@ DROPPED: Final = (OSError, EOFError)
 """What a driver may raise itself when a connection breaks; in a program it can mean anything."""
 
 _WRAPPERS: Final = frozenset({"sqlalchemy", "django"})
-_NUMBERED = ("pymysql", "asyncmy", "MySQLdb")
+_NUMBERED: Final = frozenset({"pymysql", "asyncmy", "MySQLdb"})
 """Drivers whose errors carry the server's number as their first argument."""
+
+_DRIVERS: Final = _WRAPPERS | _NUMBERED | {"sqlite3", "aiosqlite", "psycopg", "asyncpg"}
+"""The packages whose errors say what became of a statement."""
 
 
 # What the application's own error means. The class of the error decides, not where it was raised:
@@ -130,8 +134,17 @@ def is_locked(error: Exception) -> bool:
     return isinstance(error, RecordLocked)
 
 
-def raise_claim_error(error: Exception, *, waits_for_table: bool = False) -> NoReturn:
+def is_interruption(error: BaseException) -> bool:
+    """Whether neither a driver nor semel raised it: a worker's time limit, a cancellation."""
+    if isinstance(error, DROPPED):
+        return is_for_the_caller(error)
+    return not isinstance(error, IdempotencyError) and not _is_of(_DRIVERS, error)
+
+
+def raise_claim_error(error: BaseException, *, waits_for_table: bool = False) -> NoReturn:
     """Raise what an error before the block means; `waits_for_table`: the record was not locked."""
+    if is_interruption(error):
+        raise error
     codes = set(_codes(error))
     if waits_for_table and codes & _LOCK_TIMEOUT:
         raise StoreUnavailable(
@@ -153,8 +166,10 @@ def raise_claim_error(error: Exception, *, waits_for_table: bool = False) -> NoR
     _raise(error, codes)
 
 
-def raise_end_error(error: Exception, *, rolled_back: bool = False) -> NoReturn:
+def raise_end_error(error: BaseException, *, rolled_back: bool = False) -> NoReturn:
     """Raise what an error after the block means; `rolled_back`: the record of its claim is gone."""
+    if is_interruption(error):
+        raise error
     if rolled_back:
         raise RetryTransaction(
             "the transaction was rolled back inside the block of idem.transaction(): by a deadlock "
@@ -180,7 +195,7 @@ def ended_error() -> OutcomeUnknown:
     )
 
 
-def _raise(error: Exception, codes: set[Code]) -> NoReturn:
+def _raise(error: BaseException, codes: set[Code]) -> NoReturn:
     if isinstance(error, IdempotencyError):
         raise error
     if codes & _RETRY:
@@ -208,7 +223,7 @@ def _raise(error: Exception, codes: set[Code]) -> NoReturn:
     ) from error
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     # The rest can hold users' keys and values.
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"
@@ -295,12 +310,13 @@ def _own_code(error: BaseException) -> Iterator[Code]:
         # SQLITE_BUSY_SNAPSHOT is a kind of SQLITE_BUSY; plain errors are told apart by their words.
         yield "_".join(name.split("_")[:2])
         yield str(error).partition(":")[0]
-    if _of_mysql(error) and error.args and isinstance(error.args[0], int):
+    # A number means something only in an error of these drivers; a KeyError may hold any.
+    if _is_of(_NUMBERED, error) and error.args and isinstance(error.args[0], int):
         code = error.args[0]
         if code != _FORBIDDEN_BY_AN_OPTION or "read-only" in str(error).replace("_", "-"):
             yield code
 
 
-def _of_mysql(error: BaseException) -> bool:
-    """A number means something only in an error of these drivers; a KeyError may hold any."""
-    return any(_package(kind) in _NUMBERED for kind in type(error).__mro__)
+def _is_of(packages: frozenset[str], error: BaseException) -> bool:
+    """Whether one of these packages has made the error's class, or one that it inherits from."""
+    return any(_package(kind) in packages for kind in type(error).__mro__)

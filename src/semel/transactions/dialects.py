@@ -61,18 +61,17 @@ class SQLiteRecords(Records):
         """Read nothing: a reader that wants to write then may not wait."""
         yield from ()
 
-    def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:  # noqa: ARG002 - the owner of the lock need not have the record
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[None]:  # noqa: ARG002 - the owner of the lock need not have the record
         """Reject another file; bound the wait for the write lock."""
         files = yield from self._files()
         if len(files) == 1:
             self._check(files["main"])
-        reply = yield question("PRAGMA busy_timeout")
+        if self.bound is None:
+            self.bound = (yield question("PRAGMA busy_timeout")).rows[0][0]
         yield command(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
-        before: int = reply.rows[0][0]
-        return before
 
-    def restore(self, before: int) -> Verb[None]:
-        yield command(f"PRAGMA busy_timeout = {before}")
+    def _restored(self, bound: int) -> Statement:
+        return command(f"PRAGMA busy_timeout = {bound}")
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:  # noqa: ARG002 - one line for all
         """Take the write lock before the first read: a reader that wants to write may not wait."""
@@ -172,18 +171,18 @@ class PostgresRecords(Records):
         self.waits_for_table = False
         return record
 
-    def prepare(self, seconds: float, *, wait: bool) -> Verb[str]:  # noqa: ARG002 - `lock` asks
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[None]:  # noqa: ARG002 - `lock` asks
         """Bound the wait for locks until it is restored, or the savepoint before is undone.
 
         Which server and database a connection reaches is not known here: poolers rename both.
         """
         # 0 would mean for ever.
         reply = yield question(_SET_LOCK_TIMEOUT, f"{max(1, round(seconds * 1000))}ms")
-        before: str = reply.rows[0][0]
-        return before
+        if self.bound is None:  # only now: interrupted before, the savepoint takes it back
+            self.bound = reply.rows[0][0]
 
-    def restore(self, before: str) -> Verb[None]:
-        yield question(_RESTORE_LOCK_TIMEOUT, before)
+    def _restored(self, bound: str) -> Statement:
+        return question(_RESTORE_LOCK_TIMEOUT, bound)
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:
         """Take the lock of the record; the end of the transaction, or undoing, releases it."""
@@ -205,7 +204,8 @@ class PostgresRecords(Records):
 # record that has ended is read on a connection of the store, and the transaction is left alone.
 
 _SESSION: Final = (
-    "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), VERSION(), @@max_allowed_packet, "
+    "SELECT @@SESSION.innodb_lock_wait_timeout, DATABASE(), CAST(VERSION() AS CHAR), "
+    "@@max_allowed_packet, "
     "@@innodb_rollback_on_timeout, @@SESSION.sql_mode, @@SESSION.autocommit, @@SESSION.timestamp, "
     "TIMESTAMPDIFF(SECOND, NOW(6), SYSDATE(6)) LIMIT 1"
 )
@@ -302,26 +302,26 @@ class MySQLRecords(Records):
         reply = yield self._table.read_committed(identity)
         return record_of(self._table.unpacked(reply.rows[0]), identity) if reply.rows else None
 
-    def prepare(self, seconds: float, *, wait: bool) -> Verb[int]:
+    def prepare(self, seconds: float, *, wait: bool) -> Verb[None]:
         """Bound the wait for row locks; the servers count whole seconds, MySQL from one on."""
         reply = yield question(_SESSION)
         ((before, database, version, largest, rolls_back, sql_mode, commits_each, *clock),) = (
             reply.rows
         )
-        if isinstance(version, bytes):
-            raise texts_as_bytes(WITH_UNICODE)
+        if isinstance(version, bytes):  # cast, so that it is in the character set of the connection
+            raise texts_as_bytes(f"{WITH_UNICODE}, and with another collation than binary")
         yield from self._check_clock(*clock)
         self._table.largest, self._table.sql_mode = largest, sql_mode
         self._check(database)
         self.rolls_back, self.commits_each = bool(rolls_back), bool(commits_each)
         least = 0 if "MariaDB" in version else 1
         bound = max(1, math.ceil(seconds)) if wait else least
+        if self.bound is None:
+            self.bound = before
         yield question(_SET_LOCK_WAIT, bound)
-        bound_before: int = before
-        return bound_before
 
-    def restore(self, before: int) -> Verb[None]:
-        yield question(_SET_LOCK_WAIT, before)
+    def _restored(self, bound: int) -> Statement:
+        return question(_SET_LOCK_WAIT, bound)
 
     def lock(self, identity: Identity, *, wait: bool) -> Verb[bool]:  # noqa: ARG002 - see above
         """Do nothing: the insert of the claim stands in line."""

@@ -233,7 +233,7 @@ class AsyncSQLAlchemyLink(AsyncLink):
             raise
 
     async def _close_if_interrupted(self, error: BaseException) -> None:
-        if not isinstance(error, Exception):
+        if db_errors.is_interruption(error):
             await self._core.invalidate()
 
 

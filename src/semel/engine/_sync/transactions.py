@@ -13,8 +13,7 @@ from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, TypeVar, assert_never
-
-from msgspec import UNSET
+from weakref import ref
 
 from semel import events, transactions
 from semel.core.attempts import Attempt, Result
@@ -68,46 +67,46 @@ class TransactionContext(Generic[Result]):
         self._call = call
         self._connection = connection
         self._table = table
-        self._bound: Any = UNSET
-        """How long the session waited for locks before, while it is set otherwise."""
+        self._attempt: Attempt[Result] = Attempt(call.identity, protected=False)
+        """The one without a record, until the record is claimed or read."""
 
     def __enter__(self) -> Attempt[Result]:
+        if self._runs.setup.bypassing():
+            return self._attempt
         try:
-            return self._enter()
+            self._begin()
+            try:
+                self._attempt = self._claim()
+                if self._attempt.replayed:
+                    # Rolled back: PostgreSQL's lock on the key must not outlast this block.
+                    self._nested.rollback()
+                else:
+                    self._marker = Savepoint(self._link)
+                    self._marker.open()
+                    self._attempt.__enter__()
+                return self._attempt  # noqa: TRY300 - inside: an interruption of this line, too, is met
+            except BaseException as error:  # noqa: BLE001 - passed on, or translated
+                self._attempt.__exit__()
+                self._restore_quietly()
+                self._undo()
+                table = self._records.waits_for_table
+                db_errors.raise_claim_error(error, waits_for_table=table)
         except IdempotencyError as error:
             raise_about(error, self._call.identity)
 
-    def _enter(self) -> Attempt[Result]:
-        runs, call = self._runs, self._call
-        if runs.setup.bypassing():
-            self._attempt = Attempt(call.identity, protected=False)
-            return self._attempt
+    def _begin(self) -> None:
+        """Open the savepoint that undoes the whole block."""
+        runs = self._runs
         notice_fork()
         self._owners = runs.owners
-        runs.check_usable(call)
+        runs.check_usable(self._call)
         self._began = monotonic()
         self._link = link_to(self._connection, asynchronous=False)
         self._records = records_of(runs.store, self._link.dialect, self._table)
         try:
             self._nested = self._link.begin()
-        except Exception as error:  # noqa: BLE001 - translated, every one
+        except BaseException as error:  # noqa: BLE001 - passed on, or translated
             db_errors.raise_claim_error(error)
-        try:
-            self._attempt = self._claim()
-            if self._attempt.replayed:
-                # Rolled back: PostgreSQL's lock on the key must not outlast this block.
-                self._nested.rollback()
-            else:
-                self._marker = Savepoint(self._link)
-                self._marker.open()
-                self._attempt.__enter__()
-        except BaseException as error:
-            self._restore_quietly()
-            self._undo()
-            if isinstance(error, Exception):
-                db_errors.raise_claim_error(error, waits_for_table=self._records.waits_for_table)
-            raise
-        return self._attempt
 
     def __exit__(
         self,
@@ -116,9 +115,9 @@ class TransactionContext(Generic[Result]):
         trace: TracebackType | None,
     ) -> None:
         attempt = self._attempt
+        attempt.__exit__()  # First: an interruption from now on leaves no attempt that runs.
         if attempt.replayed or not attempt.protected:
             return
-        attempt.__exit__(kind, error, trace)
         if self._is_inherited(error):
             return
         if error is not None:
@@ -130,15 +129,13 @@ class TransactionContext(Generic[Result]):
             # The marker is the witness: it went with the transaction that it was set in.
             self._marker.commit()
             self._complete(attempt)
-        except BaseException as failure:
+        except BaseException as failure:  # noqa: BLE001 - passed on, or translated
             self._undo()
-            if isinstance(failure, Exception):
-                rolled_back = db_errors.is_ended(failure) and self._was_rolled_back(attempt)
-                try:
-                    db_errors.raise_end_error(failure, rolled_back=rolled_back)
-                except IdempotencyError as rejected:
-                    raise_about(rejected, self._call.identity)
-            raise
+            rolled_back = db_errors.is_ended(failure) and self._was_rolled_back(attempt)
+            try:
+                db_errors.raise_end_error(failure, rolled_back=rolled_back)
+            except IdempotencyError as rejected:
+                raise_about(rejected, self._call.identity)
         try:
             # A session writes what the application left in it only now: those errors are its own.
             self._nested.commit()
@@ -184,6 +181,7 @@ class TransactionContext(Generic[Result]):
                     fence=step.fence,
                     owner=owner,
                     store=runs.store,
+                    holder=ref(self),
                 )
             case Finished():
                 return runs.answered(call, step, waited=False, asked=True)
@@ -200,8 +198,7 @@ class TransactionContext(Generic[Result]):
         answer = None if self._call.counted is not None else self._look_outside(request)
         if answer is None:
             answer = self._ask(request)
-            self._drive(self._records.restore(self._bound))
-            self._bound = UNSET
+            self._drive(self._records.restore())
         return answer
 
     def _look_outside(self, request: ClaimRequest) -> Claim | None:
@@ -241,13 +238,9 @@ class TransactionContext(Generic[Result]):
             runs.waiting.leave(call)
 
     def _prepare(self, *, wait: bool) -> None:
-        """Bound how long the session waits for locks; what the bound was is kept from the first."""
+        """Bound how long the session waits for locks."""
         spent = monotonic() - self._began
-        before = self._drive(
-            transactions.prepare(self._records, self._call.rules, wait=wait, spent=spent)
-        )
-        if self._bound is UNSET:
-            self._bound = before
+        self._drive(transactions.prepare(self._records, self._call.rules, wait=wait, spent=spent))
 
     def _asked(self, request: ClaimRequest, *, wait: bool) -> Claim:
         """Ask once; without a wait, an open transaction that has the record is an error."""
@@ -329,11 +322,10 @@ class TransactionContext(Generic[Result]):
 
     def _restore_quietly(self) -> None:
         """Give the session its bound back; PostgreSQL may reject that, and undoing does it."""
-        if self._bound is not UNSET:
-            try:
-                self._drive(self._records.restore(self._bound))
-            except Exception:  # noqa: BLE001 - the same
-                logger.debug("a bound for locks could not be restored", exc_info=True)
+        try:
+            self._drive(self._records.restore())
+        except Exception:  # noqa: BLE001 - what led here reaches the caller
+            logger.debug("a bound for locks could not be restored", exc_info=True)
 
 
 def run_in_transaction(

@@ -216,5 +216,5 @@ class SQLAlchemyLink(Link):
             raise
 
     def _close_if_interrupted(self, error: BaseException) -> None:
-        if not isinstance(error, Exception):
+        if db_errors.is_interruption(error):
             self._core.invalidate()
