@@ -262,7 +262,7 @@ class Announcer:
 
     @contextmanager
     def also(self, hook: Hook) -> Iterator[None]:
-        """Tell this hook, too, while the block runs."""
+        """Call this hook, too, while the block runs."""
         self._use((*self._hooks, hook))
         try:
             yield

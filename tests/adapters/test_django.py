@@ -264,6 +264,21 @@ def test_a_stream_that_a_layer_drops_is_read_to_its_end(sqlite_url, layer, statu
     assert sent == [0, 1, 2]
 
 
+def test_the_uploads_of_a_request_are_closed_if_its_dropped_stream_fails(sqlite_url):
+    uploads = []
+
+    @idempotent
+    def pay(request):
+        uploads.extend(request.FILES.values())
+        return StreamingHttpResponse(b"x" * 10 if each < 2 else 1 / 0 for each in range(3))
+
+    layers = ["adapters.test_django.replacing_middleware"]
+    upload = SimpleUploadedFile("order.txt", b"order")
+    with project(sqlite_url, {"pay": pay}, MIDDLEWARE=layers, MAX_RESPONSE=12):
+        Client().post("/pay/", {"file": upload}, headers={"Idempotency-Key": "k"})
+    assert [each.closed for each in uploads] == [True]
+
+
 @pytest.mark.parametrize("view", [plain, awaited])
 def test_an_async_stream_beyond_the_cap_reaches_its_first_caller_whole_on_threads(
     integration, view

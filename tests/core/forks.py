@@ -98,6 +98,19 @@ def test_what_a_hook_raises_holds_up_neither_the_others_nor_the_next_fork():
             finish(store, 1)
 
 
+def test_what_the_last_hook_raises_does_not_hold_up_the_next_fork(monkeypatch):
+    class Struck(Member):
+        def after_fork(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "_members", {Struck()})
+    for _ in range(2):
+        process._before()
+        with pytest.raises(KeyboardInterrupt):
+            process._after()
+        assert not process._one_fork_at_a_time.locked()
+
+
 def test_stores_may_be_made_while_the_process_forks(monkeypatch):
     class Growing:
         calls = 0

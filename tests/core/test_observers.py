@@ -87,15 +87,22 @@ class Unwritable:
         raise ConnectionError("unwritable")
 
 
+class UnwritableError(Unwritable, Exception):
+    """An error of an application whose text can't be made."""
+
+
+@pytest.mark.parametrize("given", [Unwritable, UnwritableError])
 @pytest.mark.parametrize("raises", [True, False])
-def test_what_a_handler_raises_goes_to_stderr_without_what_it_was_told(monkeypatch, capfd, raises):
+def test_what_a_handler_raises_goes_to_stderr_without_what_it_was_told(
+    monkeypatch, capfd, raises, given
+):
     monkeypatch.setattr(logging, "raiseExceptions", raises)
     log = Log("semel.unwritable")
     monkeypatch.setattr(log.logger, "handle", lambda record: record.getMessage())
     try:
         int("the password is hunter2")
     except ValueError:
-        log.warning("%s", Unwritable())
+        log.warning("%s", given())
     told = capfd.readouterr().err
     assert ("ConnectionError: unwritable" in told) is raises
     assert "hunter2" not in told

@@ -931,10 +931,15 @@ def test_an_interrupted_start_counts_if_the_handler_was_called(
 
 def test_a_transaction_without_protection_counts_nothing(kind, database, in_sql, monkeypatch):
     in_sql.internals.setup.disabled = True
-    monkeypatch.setattr(in_sql.internals.store, "get", away(kind))
+    monkeypatch.setattr(in_sql.internals.store, "ask", lambda *_: _raise(Interrupted()))
     consumer = kind.consumer(in_sql, database.effect, COUNTED, transaction=database.begin)
     assert kind.handle(consumer) == Ack()
     assert database.effects() == ["sent"]
+    for options in (COUNTED, {}):
+        failing = kind.consumer(
+            in_sql, lambda _: _raise(Failure("no")), options, transaction=database.begin
+        )
+        assert isinstance(kind.handle(failing), Later)
 
 
 def test_a_start_that_cannot_be_counted_runs_if_the_policy_says_so(

@@ -237,6 +237,33 @@ async def test_so_does_one_with_tasks(redis_url):
     await client.connection_pool.disconnect()
 
 
+def test_an_application_that_listens_keeps_its_connection_and_its_messages(redis_url):
+    with contextlib.closing(redis.Redis.from_url(redis_url)) as client:
+        RedisStore(client)
+        listening = client.pubsub()
+        listening.subscribe("a")
+        socket = redis_py.socket_of(listening.connection)
+        listening.subscribe("b")  # before the first reply is read
+        messages = listening.listen()
+        assert [next(messages)["type"] for _ in "ab"] == ["subscribe"] * 2
+        assert redis_py.socket_of(listening.connection) is socket
+        listening.close()
+
+
+async def test_so_does_one_that_listens_with_tasks(redis_url):
+    client = redis.asyncio.Redis.from_url(redis_url)
+    store = AsyncRedisStore(client)
+    listening = client.pubsub()
+    await listening.subscribe("a")
+    writer = listening.connection._writer
+    await listening.subscribe("b")
+    assert [(await listening.parse_response())[0] for _ in "ab"] == [b"subscribe"] * 2
+    assert listening.connection._writer is writer
+    await listening.aclose()
+    await store.close()
+    await client.connection_pool.disconnect()
+
+
 def test_a_connection_that_cannot_be_made_ready_goes_back_to_its_pool(redis_of_this_worker):
     class Older(redis.Connection):
         """What an application's pool made before the store had it."""

@@ -11,6 +11,7 @@ done. aio-pika and its connections may be robust or not.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ from semel.adapters.rabbitmq import (
 from semel.aio import AsyncIdempotency
 from semel.core.optional import Needed
 from semel.core.policy import Policy
-from semel.engine.colours.tasks import finished
+from semel.engine.colours.tasks import finished, is_cancelled
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.messages import STORE_PAUSE, KeyOfMessage, PayloadOfMessage, later
@@ -185,7 +186,7 @@ class AioPikaConsumer:
         try:
             verdict = await self._handled.handle(given, given)
         except asyncio.CancelledError:
-            if _cancelled():
+            if is_cancelled():
                 raise
             # Of a client of the store, or of the database.
             verdict = later(STORE_PAUSE, "something that it waited for was canceled")
@@ -425,7 +426,7 @@ async def _closed(queue: AbstractQueue) -> None:
 
 async def _channel_of(queue: AbstractQueue) -> Any:
     """Return the channel beneath that of a queue; None while a robust one connects again."""
-    with _even_if_lost():
+    with _even_if_lost(logging.DEBUG):
         async with asyncio.timeout(_LOOK):
             return await queue.channel.get_underlay_channel()
     return None
@@ -433,7 +434,7 @@ async def _channel_of(queue: AbstractQueue) -> Any:
 
 async def _is_there(connection: AbstractConnection, queue: str) -> bool:
     """Ask for a queue, on a channel of its own: the broker closes it if there is none."""
-    with _even_if_lost():
+    with _even_if_lost(logging.DEBUG):
         async with asyncio.timeout(_CANCELLING):
             channel = await connection.channel(publisher_confirms=False)
             await channel.queue_declare(queue, passive=True)
@@ -460,7 +461,7 @@ def _in_its_own_task(
         try:
             if error is None:
                 return value
-            if isinstance(error, ENDED_INSIDE) and not _cancelled():
+            if isinstance(error, ENDED_INSIDE) and not is_cancelled():
                 raise failure_of(error) from error
             raise error
         finally:
@@ -477,12 +478,6 @@ async def _ended(
         return await finished(handle(*args)), None
     except BaseException as error:  # noqa: BLE001 - the caller raises it
         return None, error
-
-
-def _cancelled() -> bool:
-    """Return whether the task that runs this was canceled itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class _Publisher:
@@ -547,7 +542,7 @@ class _Publisher:
 
 
 @contextmanager
-def _even_if_lost() -> Iterator[None]:
+def _even_if_lost(level: int = logging.INFO) -> Iterator[None]:
     """Log, and drop, the error of a connection or a channel that was closed."""
     try:
         yield
@@ -555,7 +550,11 @@ def _even_if_lost() -> Iterator[None]:
         # aiormq raises a bare Exception in the requests that are under way when it closes.
         if not (isinstance(error, CONNECTION_EXCEPTIONS) or type(error) is Exception):
             raise
-        logger.info("connection lost; RabbitMQ will redeliver the message (%r)", error)
+        logger.log(
+            level,
+            "connection or channel lost; RabbitMQ will redeliver what was not acknowledged (%r)",
+            error,
+        )
 
 
 def _writable(value: Any) -> Any:

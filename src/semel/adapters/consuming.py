@@ -193,7 +193,7 @@ class AsyncConsumer:
     ) -> Verdict:
         """Handle a message in one transaction with its record: both are committed, or neither."""
         runs = self.engine.internals
-        counts = call.rules.max_attempts is not None and not runs.setup.bypassing()
+        counts = call.rules.max_attempts is not None
         start = AsyncStart(runs, call, self._stopping)
         ended: list[Exception | None] = []  # how the handler ended, if it was called
 

@@ -196,7 +196,7 @@ def resolve(options: Namespace) -> int:
             say(f"nothing was decided: {why}")
             return 1
     if not isinstance(decision, Resolved):
-        say("nothing was decided: somebody else was faster")
+        say("nothing was decided: another process was faster")
         return 1
     runs = before is None or not exhausted(before)
     print(f"resolved as {_named(resolution, runs=runs)}")
@@ -241,7 +241,7 @@ def _shown(record: Record) -> _Similar | None:
 
 
 def _has_form(options: Namespace, similar: _Similar | None) -> bool:
-    """Tell whether a result has the form of a similar one, or a person wants it all the same.
+    """Return whether a result has the form of a similar one, or a person wants it all the same.
 
     Callers read the result as they read that one, and a decision is final.
     """

@@ -70,14 +70,14 @@ class Log(Adapter):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Write a record. What a handler raises goes to stderr, as with those of `logging`."""
         if self.logger.isEnabledFor(level):
-            # The record names the line that logs: three functions of this module lie between.
-            dropped = self.tell(level, msg, *args, stacklevel=4, **kwargs)
+            # The record names the line that logs: four functions of this module lie between.
+            dropped = self.tell(level, msg, *args, stacklevel=5, **kwargs)
             if dropped is not None and logging.raiseExceptions:
                 unheard(traceback.print_exception, dropped, file=sys.__stderr__, chain=False)
 
     def tell(self, level: int, msg: object, *args: object, **kwargs: Any) -> BaseException | None:
-        """Write a record; return what a handler raised."""
-        return unheard(self.logger.log, level, msg, *map(_shown, args), **kwargs)
+        """Write a record; return what a handler raised, or the text of an error in it."""
+        return unheard(lambda: self.logger.log(level, msg, *map(_shown, args), **kwargs))
 
 
 def is_for_the_caller(error: BaseException) -> bool:

@@ -241,7 +241,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 def written(policy: Policy) -> dict[str, Any]:
     """Return the fields that the author of a policy wrote."""
-    return vars(policy)
+    return vars(policy).copy()
 
 
 def changed(rules: Rules, **fields: Any) -> Rules:

@@ -137,11 +137,11 @@ def _after() -> None:
     try:
         while _at_rest:
             _at_rest.pop().after_fork()
-        if _one_fork_at_a_time.locked():
-            _one_fork_at_a_time.release()
     finally:
         if _at_rest:
             _after()
+        elif _one_fork_at_a_time.locked():
+            _one_fork_at_a_time.release()
 
 
 def _after_in_child() -> None:

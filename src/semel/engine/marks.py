@@ -155,7 +155,11 @@ class AsyncMarks:
         """Write into the audit trail that records are about to be removed; else none may be."""
         which = f"with a prefix of {len(prefix)} characters" if prefix else "all"
         said = {"by": process_name(), "action": "clear", "scope": scope, "details": which}
-        (answer,) = await store.send([request_for(said)])
+        answer: bool | StoreError
+        try:
+            answer = await store.ask(request_for(said))
+        except StoreError as error:
+            answer = error
         if answer is not True:
             raise not_written(answer)
 

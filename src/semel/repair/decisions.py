@@ -154,7 +154,7 @@ def log_audit(decision: Decision) -> None:
     fields = entry(decision)
     text = " ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items())
     level, extra = max(decision.level, logging.INFO), {"semel": fields}
-    unwritten = audit_logger.tell(level, "%s", text, extra=extra, stacklevel=3)
+    unwritten = audit_logger.tell(level, "%s", text, extra=extra, stacklevel=4)
     if unwritten is not None:
         raise unwritten  # not dropped here: what decides says that the entry is missing
 

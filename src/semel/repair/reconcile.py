@@ -23,7 +23,7 @@ from semel.core.policy import Duration, seconds
 from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.core.records import Identity, Record, State
 from semel.core.stop import Stop
-from semel.engine.colours.tasks import in_thread
+from semel.engine.colours.tasks import in_thread, is_cancelled
 from semel.errors import ConfigError, StoreError
 from semel.repair.decisions import (
     AsyncResolver,
@@ -612,6 +612,5 @@ def _ends_the_task(error: BaseException) -> bool:
     A resolver may raise a CancelledError of its own: it has waited for a task that was canceled.
     """
     if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
+        return is_cancelled()
     return isinstance(error, GeneratorExit)

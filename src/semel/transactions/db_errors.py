@@ -235,7 +235,7 @@ def _codes(error: BaseException) -> Iterator[Code]:
 
 
 def _unwrapped(error: BaseException | None) -> Iterator[BaseException]:
-    """Give an error, and those that it wraps."""
+    """Yield an error, and those that it wraps."""
     while error is not None:
         yield error
         wraps = _package(type(error)) in _WRAPPERS
@@ -243,7 +243,7 @@ def _unwrapped(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _meant(error: BaseException, around: BaseException | None) -> Iterator[BaseException]:
-    """Give an error of the application, what it was raised from, and the members of a group.
+    """Yield an error of the application, what it was raised from, and the members of a group.
 
     What it was raised from: by `from`, or because another error was being handled. `around` was
     handled already when the unit of work began, and has nothing to do with it. An interruption

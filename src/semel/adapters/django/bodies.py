@@ -267,8 +267,10 @@ def close_with(request: Any, chunks: Any) -> None:
     closing = own.close
 
     def close() -> None:
-        chunks.close()
-        closing()
+        try:
+            chunks.close()
+        finally:
+            closing()
 
     own.close = close
 

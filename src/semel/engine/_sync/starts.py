@@ -66,6 +66,8 @@ class Start:
 
     def begin(self) -> Attempt | None:
         """Count the start; returns the attempt of a message that was done before."""
+        if self._runs.setup.bypassing():
+            return None
         with suppress(StoreError):  # the claim meets it again, and the policy decides
             before = self._runs.store.get(self._call.identity)
             if before is not None and before.outcome in _TAKEN_BACK:
@@ -73,7 +75,7 @@ class Start:
         attempt = self._runs.begin(self._call)
         if attempt.replayed:
             return attempt
-        if attempt.lease is not None:  # else nothing is protected, by the settings or the policy
+        if attempt.lease is not None:  # else the policy lets it run unprotected
             # Not renewed: the transaction has the record, and keeps all others from it.
             attempt.lease.stop()
             self._lease = attempt.lease

@@ -110,6 +110,12 @@ def raise_if_cancelled(before: Cancellations | None) -> None:
             raise asyncio.CancelledError
 
 
+def is_cancelled() -> bool:
+    """Return whether the running task itself was canceled, and not what it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def drain(tasks: set[asyncio.Task[Any]], timeout: float) -> None:
     """Wait for background work, for at most `timeout` seconds."""
     if tasks:

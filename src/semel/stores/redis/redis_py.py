@@ -49,8 +49,8 @@ _NAMES: Final = (
 """What the classes must have, private or not: all that lies under the command layer."""
 
 _ATTRIBUTES: Final = (
-    ("redis.connection:Connection", ("_parser", "_sock")),
-    ("redis.asyncio.connection:Connection", ("_reader", "_writer")),
+    ("redis.connection:Connection", ("_connect_callbacks", "_parser", "_sock")),
+    ("redis.asyncio.connection:Connection", ("_connect_callbacks", "_reader", "_writer")),
 )
 """What only an object has. A connection can be made without connecting it."""
 
@@ -94,12 +94,15 @@ def new_connection(pool: Any) -> Any:
 # handshake (login, choice of the database) at any line. redis-py then puts the connection back into
 # its pool, and uses it as if it were ready. It does the same with a connection on which the reply
 # to a command of its own was not read. So a connection leaves a pool only if the last line of both
-# was seen to run, on the socket that it has now; else it connects anew.
+# was seen to run, on the socket that it has now; else it connects anew. A PubSub calls `connect` on
+# its own connection before it has read all replies, and would lose messages: it is known by its
+# call-back.
 
 
 class _Watched:
     """A connection for threads."""
 
+    _connect_callbacks: Any
     _sock: Any
     ready_on: Any = None
     """The socket whose handshake has ended."""
@@ -109,7 +112,7 @@ class _Watched:
     def connect(self) -> None:
         """Connect, unless the connection is ready; pools call this for each that leaves them."""
         parent: Any = super()
-        if self.unread or not _is_ready(self):
+        if not _is_ready(self) or (self.unread and not self._connect_callbacks):
             parent.disconnect()
         parent.connect()
         self.unread = 0
@@ -136,6 +139,7 @@ class _Watched:
 class _AsyncWatched:
     """A connection for asyncio."""
 
+    _connect_callbacks: Any
     _writer: Any
     ready_on: Any = None
     unread = 0
@@ -143,7 +147,7 @@ class _AsyncWatched:
     async def connect(self) -> None:
         """Connect, unless the connection is ready; pools call this for each that leaves them."""
         parent: Any = super()
-        if self.unread or not _is_ready_async(self):
+        if not _is_ready_async(self) or (self.unread and not self._connect_callbacks):
             await hang_up(self)
         await parent.connect()
         self.unread = 0
