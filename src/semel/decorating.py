@@ -123,16 +123,20 @@ class Plan:
         """Pick the payload of a call; UNSET when none is compared."""
         return UNSET if self._payload is None else self._payload(call)
 
-    def explain(self, error: SerializationError) -> None:
-        """Raise `ConfigError` with what to do, unless the application chose what to compare."""
-        if not self._payload_chosen:
-            told = ConfigError(
-                f"{self.name}: semel compares the arguments that aren't in the key, and "
-                f"{error.text}. Name the arguments to compare, such as payload='order', or pass "
-                "payload=None to compare none"
-            )
-            told.scope, told.key_digest = error.scope, error.key_digest
-            raise told from error
+    def explained(self, error: SerializationError) -> SerializationError:
+        """Return the error with what to do, unless the application chose what to compare.
+
+        No `ConfigError`: the arguments may be a message's, and one message must stop no consumer.
+        """
+        if self._payload_chosen:
+            return error
+        told = SerializationError(
+            f"{self.name}: semel compares the arguments that aren't in the key, and {error.text}. "
+            "Name the arguments to compare, such as payload='order', or pass payload=None to "
+            "compare none"
+        )
+        told.scope, told.key_digest = error.scope, error.key_digest
+        return told
 
     def _key_maker(self, key: KeySource) -> Callable[[Arrived], str]:
         names = self._arguments.names

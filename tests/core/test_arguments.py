@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,12 @@ from hypothesis import strategies as st
 
 from semel.core.keys import Arguments, digest_key
 from semel.errors import ConfigError, SerializationError
+
+
+@dataclass
+class Note:
+    text: str = ""
+    amount: int = field(default=0, compare=False)
 
 
 def plain(a, b=2, *, c=3):
@@ -115,3 +122,26 @@ def test_callables_without_a_readable_signature_are_a_config_error():
 def test_partial_functions_and_bound_methods_are_read_by_what_is_left():
     assert Arguments.of(functools.partial(plain, 1)).mapping((2,), {}) == {"b": 2, "c": 3}
     assert Arguments.of(Shop().order).names == ("item", "amount")
+
+
+ODD = object()
+
+
+@pytest.mark.parametrize(
+    ("default", "same", "others"),
+    [
+        ((1,), (1,), [(True,), (1.0,), [1]]),
+        (Note(), Note(), [Note(amount=99)]),
+        (ODD, ODD, [object()]),
+    ],
+    ids=["equal by value", "a field without a comparison", "nothing to compare"],
+)
+def test_only_what_has_the_same_fingerprint_is_at_its_default(default, same, others):
+    def f(a=default):
+        return a
+
+    arguments = Arguments.of(f)
+    assert arguments.without_defaults({"a": same}) == {}
+    assert [arguments.without_defaults({"a": each}) for each in others] == [
+        {"a": each} for each in others
+    ]

@@ -40,6 +40,14 @@ def test_it_tells_its_scope_key_and_number():
     assert not one.replayed
 
 
+def test_an_identity_shows_its_digest_and_not_its_key():
+    identity = Identity("orders", "card-4242")
+    for text in (repr(identity), repr(identity.__rich_repr__())):
+        assert "card-4242" not in text
+        assert identity.key_digest in text
+        assert "orders" in text
+
+
 def test_its_text_names_the_digest_and_never_the_raw_key():
     text = repr(Attempt(Identity("orders", "card-4242"), number=2))
     assert text == f"<Attempt 2 of {Identity('orders', 'card-4242').digest.hex()} in 'orders'>"

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 import typing
 from dataclasses import dataclass
-from types import ModuleType
+from types import GenericAlias, ModuleType
 
 import msgspec
 import pydantic
@@ -487,6 +487,39 @@ class Colour(enum.Enum):
 Distance = typing.NewType("Distance", Point)
 
 
+class Framed(Shape):
+    at: Point
+    colour: Colour
+    inner: Shape | None = None
+
+
+class Secretive(pydantic.BaseModel):
+    _at: Point = pydantic.PrivateAttr(default_factory=lambda: Point(1))
+    _untold = pydantic.PrivateAttr(default=1)
+
+
+class Telling(pydantic.BaseModel):
+    _at: Point = pydantic.PrivateAttr(default_factory=lambda: Point(1))
+
+
+class Roomy(pydantic.BaseModel, extra="allow"):
+    pass
+
+
+class TwoSheets(Sheet[Item]):
+    more: list[Item]
+
+
+class GenericStatement:
+    """What `type X[Item] = list[Item]` makes from Python 3.12 on."""
+
+    __value__ = list[Item]
+
+
+Shaped = typing.TypeVar("Shaped", bound=Shape)
+PointOrInt = typing.TypeVar("PointOrInt", Point, int)
+
+
 def name_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
@@ -494,11 +527,12 @@ def name_of(cls: type) -> str:
 CLOSED = [
     Point, Point | None, list[Point], dict[str, Point], tuple[Point, ...], typing.Annotated[Point, "x"], Line,
     Shape, Sheet[Point], PointSheet, Drawing, Distance, Colour, typing.Literal[Colour.RED], int, str | None,
-    typing.Callable[[Point], int], typing.Never,
+    typing.Callable[[Point], int], typing.Never, Shaped, list[PointOrInt], TwoSheets[Point], Telling,
+    GenericAlias(GenericStatement(), (Point,)),
 ]  # fmt: skip
 OPEN = [
     None, typing.Any, object, list, dict, list, dict[str, typing.Any], list[object], Sheet, Point | list,
-    typing.Sequence, typing.SupportsInt, "Point", typing.Optional["Nowhere"],  # noqa: F821 - that is the case
+    typing.Sequence, typing.SupportsInt, Item, list[Item], Sheet[Item], Secretive, Roomy, "Point", typing.Optional["Nowhere"],  # noqa: F821 - that is the case
 ]  # fmt: skip
 
 
@@ -530,6 +564,12 @@ def test_a_hint_that_speaks_of_anything_lets_every_class_pass(hint):
         (Line, Line(Point(1), Line(Point(2)))),
         (Shape, Circle(2)),
         (list[Shape] | None, [Circle(1), Shape()]),
+        (Shape, Framed(Point(1), Colour.RED, Framed(Point(2), Colour.RED))),
+        (Shaped, Framed(Point(1), Colour.RED)),
+        (list[PointOrInt], [Point(1), 2]),
+        (Item, Point(1)),
+        (Telling, Telling()),
+        (Roomy, Roomy(at=Point(1))),
         (Sheet[Point], Sheet([Point(1)])),
         (Sheet[Sheet[Point]], Sheet([Sheet([Point(1)])])),
         (PointSheet, PointSheet([Point(1)])),
@@ -542,6 +582,15 @@ def test_a_hint_that_speaks_of_anything_lets_every_class_pass(hint):
 )
 def test_what_a_hint_speaks_of_is_stored_with_its_fields_and_subclasses(hint, value):
     assert codec.decode(codec.encode(value, b"", hint), b"", hint) == value
+
+
+def test_what_a_subclass_holds_is_read_in_its_own_fields_only():
+    framed = Framed(Point(1), Colour.RED)
+    data = codec.encode([framed, Point(1)], b"")
+    with pytest.raises(SerializationError, match=r"Point is none of the types that returns="):
+        codec.decode(data, b"", list[Shape])
+    with pytest.raises(SerializationError, match=r"Point is none of .*\(at result\[1\]\)"):
+        codec.encode([framed, Point(1)], b"", list[Shape])
 
 
 def test_a_registered_class_needs_to_be_named_by_a_hint_too():

@@ -10,7 +10,7 @@ from collections import OrderedDict, UserDict, deque
 from dataclasses import InitVar, dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import NamedTuple
 from uuid import UUID
 
@@ -278,6 +278,79 @@ def test_two_secrets_in_a_model_are_two_payloads_or_refused():
         fingerprint(Login(password="a"))
 
 
+class Payment(pydantic.BaseModel):
+    currency: str = "EUR"
+
+
+class Card(Payment):
+    amount: int
+
+
+class Bill(pydantic.BaseModel):
+    payment: Payment
+
+
+class Excluding(pydantic.BaseModel):
+    amount: int = pydantic.Field(exclude=True)
+
+
+class Open(pydantic.BaseModel, extra="allow"):
+    amount: int = pydantic.Field(alias="cents")
+
+
+class WithAttrs:
+    """As `attrs.define` makes a class, and as msgspec knows one."""
+
+    __attrs_attrs__ = (SimpleNamespace(name="_amount"),)
+
+    def __init__(self, amount):
+        self._amount = amount
+
+
+@dataclass
+class Sheltering:
+    held: object
+
+
+class Lean(msgspec.Struct, omit_defaults=True):
+    amount: str = "10"
+
+
+@pytest.mark.parametrize(
+    "bill",
+    [
+        lambda amount: Bill(payment=Card(amount=amount)),
+        lambda amount: Excluding(amount=amount),
+        lambda amount: Open(cents=1, amount=amount),
+        lambda amount: Open(cents=amount, amount=1),
+        WithAttrs,
+        lambda amount: Sheltering([WithAttrs(amount)]),
+    ],
+    ids=["subclass", "excluded", "extra", "like an extra", "attrs", "attrs in a data class"],
+)
+def test_no_part_of_an_object_is_left_out(bill):
+    assert fingerprint(bill(10)) == fingerprint(bill(10)) != fingerprint(bill(99_999))
+    assert fingerprint([bill(10), None]) != fingerprint([bill(99_999), None])
+
+
+def test_a_default_is_the_same_payload_whether_it_was_given_or_not():
+    assert fingerprint(Lean()) == fingerprint(Lean(str(10)))
+
+
+def test_a_cached_property_of_a_model_does_not_change_the_fingerprint():
+    class Caching(pydantic.BaseModel):
+        a: int
+
+        @cached_property
+        def costly(self):
+            return object()
+
+    payload = Caching(a=1)
+    before = fingerprint(payload)
+    assert payload.costly is not None
+    assert fingerprint(payload) == before == fingerprint({"a": 1})
+
+
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
@@ -303,11 +376,8 @@ def test_a_payload_that_contains_itself_is_refused():
 
 
 def test_an_error_of_the_payloads_own_class_becomes_ours():
-    class Broken(pydantic.BaseModel):
-        a: int = 1
-
-        @pydantic.model_serializer
-        def fail(self):
+    class Broken(UserDict):
+        def items(self):
             raise KeyError("oh")
 
     with pytest.raises(SerializationError, match=r"the payload cannot be read: .*oh"):

@@ -500,6 +500,12 @@ def test_a_file_switches_protection_off_elsewhere(load):
     assert load({"semel.toml": "disabled = true"}).disabled
 
 
+@pytest.mark.parametrize("name", ["code", "code.toml", "SEMEL_app.toml"])
+def test_a_file_is_a_file_whatever_its_name(problems, name):
+    (line,) = problems({name: "disabled = true"}, {**URL, "SEMEL_CONFIG": name})
+    assert line.startswith(f"{name}: disabled: production does not run unprotected")
+
+
 def test_the_operator_and_the_code_switch_protection_off_in_production(load):
     assert load({}, {**URL, "SEMEL_DISABLED": "true"}).disabled
     assert load({}, URL, disabled=True).disabled

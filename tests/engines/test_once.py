@@ -306,7 +306,7 @@ def test_an_argument_that_cannot_be_compared_is_named_at_the_first_call(shop):
     def pay(order_id, session):
         shop.runs.append(order_id)
 
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(SerializationError) as refusal:
         shop.call(pay, 1, object())
     assert "payload['session']" in str(refusal.value)
     assert "payload=None" in str(refusal.value)

@@ -253,6 +253,24 @@ def test_an_error_of_the_program_stops_the_consumer_and_frees_the_key(kind, stor
     assert record(kind, store).state is not State.PROCESSING
 
 
+@pytest.mark.parametrize("note", ["\ud800", object()], ids=["a lone surrogate", "an object"])
+def test_what_a_message_makes_uncomparable_stops_no_consumer(kind, engine, note):
+    if kind.asynchronous:
+
+        @engine.once("{number}")
+        async def charge(number, note):
+            return note
+    else:
+
+        @engine.once("{number}")
+        def charge(number, note):
+            return note
+
+    verdict = kind.handle(kind.consumer(engine, lambda: charge(42, note)))
+    assert isinstance(verdict, Later)
+    assert "payload=None" in verdict.reason
+
+
 def test_a_handler_that_handles_its_own_message_stops_the_consumer(engine, kind, store):
     nested = kind.consumer(engine, lambda: None)
     if kind.asynchronous:

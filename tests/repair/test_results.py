@@ -667,6 +667,9 @@ MODEL = {"$": "model", "t": "shop:Order", "v": {"id": 1}, "set": ["id"]}
         (RECEIPT, RECEIPT, None),
         (RECEIPT | {"v": {"id": "a"}}, RECEIPT, "don't have the same fields: day"),
         (RECEIPT | {"v": {"id": "a", "day": "d"}}, RECEIPT, "result.day is text"),
+        (tagged("tuple", ["EUR", 1]), tagged("tuple", ["USD", 2]), None),
+        (tagged("tuple", ["EUR", "1"]), tagged("tuple", ["USD", 2]), "result[1] is text"),
+        (tagged("tuple", ["EUR", "1"]), tagged("tuple", ["USD"]), None),
         ({"$": "custom", "t": "m", "v": {"x": 1}}, {"$": "custom", "t": "m", "v": {"y": 1}}, None),
     ],
 )
@@ -688,6 +691,11 @@ def test_another_form_is_named_by_its_place(tree, model, said):
         ({"id": 2}, MODEL, MODEL | {"v": {"id": 2}}),
         (2, MODEL, {"$": "model", "t": "shop:Order", "v": 2}),
         ([1], [], [1]),
+        (
+            ["EUR", "9.90"],
+            tagged("tuple", ["USD", tagged("decimal", "1.00")]),
+            tagged("tuple", ["EUR", tagged("decimal", "9.90")]),
+        ),
         (1, "x", 1),
         (None, RECEIPT, None),
     ],

@@ -36,6 +36,7 @@ from semel.core.codec_types import (
     WriteTree,
     class_format_of,
     full_name,
+    hint_inside,
     outlined,
     type_name,
     write_object,
@@ -291,10 +292,15 @@ class Writer:
 
     __slots__ = ("_depth", "_formats", "hint")
 
-    def __init__(self, formats: Mapping[type, WriteTree], hint: object) -> None:
+    def __init__(self, formats: Mapping[type, WriteTree], hint: object, depth: int = 0) -> None:
         self.hint = hint
         self._formats = formats
-        self._depth = 0
+        self._depth = depth
+
+    def inside(self, cls: type) -> Writer:
+        """Return the writer for the fields of an object of this class."""
+        hint = hint_inside(cls, self.hint)
+        return self if hint is self.hint else Writer(self._formats, hint, self._depth)
 
     def tree(self, value: object) -> Tree:
         """Turn a value of any known type into its tree."""
@@ -358,6 +364,11 @@ class Reader:
     def __init__(self, tags: Mapping[str, ReadTree], hint: object) -> None:
         self.hint = hint
         self._tags = tags
+
+    def inside(self, cls: type) -> Reader:
+        """Return the reader for the fields of an object of this class."""
+        hint = hint_inside(cls, self.hint)
+        return self if hint is self.hint else Reader(self._tags, hint)
 
     def value(self, tree: Tree) -> Any:
         """Turn a tree back into the value it was made from."""

@@ -5,7 +5,8 @@ stored by their fields, under the name of their class. A stored name never cause
 looked for, in this order, among the classes of the hint, among the registered ones, and in modules
 that are loaded. A class that has moved is found by its simple name if the hint knows exactly one
 like it. What is found counts only if the hint speaks of it, of a base class of it, or of anything
-(`Named.permits`): a stored name must not choose among all classes of a program.
+(`Named.permits`): a stored name must not choose among all classes of a program. Inside an object
+whose class only a base class permits, the hint speaks of that class and its fields too.
 
 A tag, once released, is read for ever; a changed format gets a new tag.
 """
@@ -473,13 +474,16 @@ def write_object(value: object, writer: Writer) -> Tree:
             f"{type_name(cls)} cannot be stored; return plain data or a data class, or teach the"
             " type with semel.register_type"
         )
-    return {TAG: form.tag, TYPE: _name_of(cls, form.fits, writer.hint), **form.write(value, writer)}
+    name = _name_of(cls, form.fits, writer.hint)
+    return {TAG: form.tag, TYPE: name, **form.write(value, writer.inside(cls))}
 
 
 def _reader_of(form: ClassFormat) -> ReadTree:
-    return lambda tree, reader: form.read(
-        _class_named(tree[TYPE], form.fits, reader.hint), tree, reader
-    )
+    def read(tree: dict[str, Tree], reader: Reader) -> object:
+        cls = _class_named(tree[TYPE], form.fits, reader.hint)
+        return form.read(cls, tree, reader.inside(cls))
+
+    return read
 
 
 def _read_custom(tree: dict[str, Tree], reader: Reader) -> object:
@@ -624,21 +628,45 @@ def named_by(hint: object) -> Named:
         return _named_by(hint)
 
 
+class Inside(NamedTuple):
+    """The hint for the fields of an object whose class only a base class permits."""
+
+    hint: object
+    cls: type
+
+
+def hint_inside(cls: type, hint: object) -> object:
+    """Return the hint for the fields of an object of this class, which the hint permits."""
+    if hint is None:
+        return None
+    named = named_by(hint)
+    return hint if named.anything or full_name(cls) in named.classes else Inside(hint, cls)
+
+
+class _Part(NamedTuple):
+    """A part of a hint that is still to be looked at."""
+
+    hint: object
+    has_arguments: bool = False
+    bound: bool = False
+    """Whether what a type variable in it stands for is said where its class or alias is named."""
+
+
 def _named_by(hint: object) -> Named:
     found: dict[str, type] = {}
     anything = False
-    todo: list[tuple[object, bool]] = [(hint, False)]
+    todo = [_Part(hint)]
     while todo:
-        part, has_arguments = todo.pop()
+        part, has_arguments, bound = todo.pop()
         if isinstance(part, type) and typing.get_origin(part) is None:
             anything |= not has_arguments and _holds_anything(part)
             if full_name(part) not in found:
                 found[full_name(part)] = part
-                todo.extend((each, False) for each in _field_hints(part))
-        elif not isinstance(part, TypeVar):  # what that stands for is said where its class is named
+                todo.extend(_Part(each, bound=True) for each in _field_hints(part))
+        elif not (bound and isinstance(part, TypeVar)):
             parts = [*_parts(part)]
             anything |= not parts and part not in _NO_CLASSES
-            todo.extend(parts)
+            todo.extend(each._replace(bound=bound or each.bound) for each in parts)
     return Named(found, anything)
 
 
@@ -661,35 +689,43 @@ def _holds_anything(cls: Any) -> bool:
     )
 
 
-def _parts(hint: object) -> Iterator[tuple[object, bool]]:
-    """Open a hint that is no class: Optional, Union, list[X], Annotated, an alias, a NewType.
-
-    Each part comes with whether its arguments are given.
-    """
+def _parts(hint: object) -> Iterator[_Part]:
+    """Open a hint that is no class: Optional, Union, list[X], Annotated, an alias, a NewType, T."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal:
+    if isinstance(hint, Inside):
+        arguments = (hint.hint, hint.cls)
+    elif isinstance(hint, TypeVar):
+        arguments = hint.__constraints__ or (hint.__bound__ or Any,)
+    elif origin is typing.Literal:
         arguments = tuple({type(each) for each in arguments})
     elif origin is typing.Annotated:
         arguments = arguments[:1]  # what follows is no type
     elif isinstance(origin, type):
-        yield origin, bool(arguments)
+        yield _Part(origin, bool(arguments))
     for each in arguments:
-        yield from ((part, False) for part in each) if isinstance(each, list) else ((each, False),)
+        yield from map(_Part, each if isinstance(each, list) else [each])
     for name in ("__value__", "__supertype__"):
         inner = getattr(hint, name, None)
         if inner is not None:
-            yield inner, False
+            yield _Part(inner, bound=bool(arguments))
 
 
 def _field_hints(cls: Any) -> list[object]:
     if is_pydantic_model(cls):
-        return [field.annotation for field in cls.model_fields.values()]
+        extra = [Any] if cls.model_config.get("extra") == "allow" else []
+        annotated = _annotations(cls) if cls.__private_attributes__ else {}
+        private = [annotated.get(name, Any) for name in cls.__private_attributes__]
+        return [*extra, *private, *(field.annotation for field in cls.model_fields.values())]
     bases = [  # Page[Order], of which Order is a part
         base
         for base in getattr(cls, "__orig_bases__", ())
         if typing.get_origin(base) not in (None, typing.Generic, typing.Protocol)
     ]
+    return [*bases, *_annotations(cls).values()]
+
+
+def _annotations(cls: type) -> Mapping[str, object]:
     try:
-        return [*bases, *typing.get_type_hints(cls).values()]
+        return typing.get_type_hints(cls)
     except Exception:  # noqa: BLE001 - evaluates the user's text; a name may not exist any more
-        return [*bases, *vars(cls).get("__annotations__", {}).values()]
+        return cast("Mapping[str, object]", vars(cls).get("__annotations__", {}))

@@ -14,11 +14,10 @@ import enum
 import hashlib
 import hmac
 import math
-import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -52,11 +51,11 @@ _ATOMS = frozenset(
 )
 """Types that msgspec writes by itself, each in one way."""
 
+_ATOMS_OR_ERRORS = _ATOMS | {int, str}
+"""Those too that it writes in one way or not at all."""
+
 _DECIMAL_BITS = 2048
 """Python may decline to write longer integers in decimal; hexadecimal has no such limit."""
-
-_MSGPACK_NON_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-"""How MessagePack begins every inf and nan."""
 
 
 def fingerprint(payload: object, secret: bytes | None = None) -> bytes:
@@ -105,20 +104,29 @@ def _canonical_json(payload: object) -> bytes:
         text = _JSON_ENCODER.encode(payload)
     except Exception:  # noqa: BLE001 - whatever it is, the careful way finds and names it
         return _careful_json(payload)
-    # Two things msgspec writes without complaint but not uniquely: nan and inf become null, and
-    # sets of sets are "sorted" by inclusion, which is no order.
-    if (b"null" in text and _has_non_finite(payload)) or b"[[" in text:
-        return _careful_json(payload)
-    return text
+    # It is written, so it does not contain itself.
+    return text if _has_one_form(payload) else _careful_json(payload)
 
 
-def _has_non_finite(payload: object) -> bool:
-    """MessagePack keeps the floats that JSON turns to null; a chance match only costs time."""
-    try:
-        packed = _MSGPACK_ENCODER.encode(payload)
-    except (OverflowError, RecursionError):  # an integer beyond 64 bits; a shorter stack
-        return True
-    return _MSGPACK_NON_FINITE.search(packed) is not None
+def _has_one_form(payload: object) -> bool:
+    """Whether msgspec alone tells this payload from every other one.
+
+    It writes nan and inf as null, sorts sets of sets by inclusion, and leaves out the private names
+    of attrs classes and the defaults of some Structs.
+    """
+    todo = [payload]
+    for value in todo:  # it grows on the way
+        kind = type(value)
+        if kind is dict:
+            todo.extend(cast("dict[str, object]", value).values())
+        elif kind is list or kind is tuple:
+            todo.extend(cast("list[object]", value))
+        elif kind is float:
+            if not math.isfinite(cast("float", value)):
+                return False
+        elif kind not in _ATOMS_OR_ERRORS:
+            return False
+    return True
 
 
 def _careful_json(payload: object) -> bytes:
@@ -133,16 +141,7 @@ def _careful_json(payload: object) -> bytes:
         raise SerializationError(f"the payload cannot be read: {error}") from error
 
 
-def _open(value: Any) -> object:
-    """Turn an object that msgspec does not know into one that it does (its `enc_hook`)."""
-    if is_pydantic_model(type(value)):
-        # Not mode="json", which would mask every secret to the same text.
-        return value.model_dump()
-    raise TypeError
-
-
-_JSON_ENCODER = msgspec.json.Encoder(order="sorted", enc_hook=_open)
-_MSGPACK_ENCODER = msgspec.msgpack.Encoder(order="sorted", enc_hook=_open)
+_JSON_ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 # --- the careful way ---------------------------------------------------------------------
@@ -217,8 +216,20 @@ def _object(value: object) -> object:
         names = [field.name for field in dataclass_fields(cls)]
         return _fields(value, names, names)
     if is_pydantic_model(cls):
-        return _plain(_open(value))
+        return _model(value)
+    if hasattr(cls, "__attrs_attrs__"):
+        names = [attribute.name for attribute in cls.__attrs_attrs__]
+        return _fields(value, names, names)
     raise Unsupported(f"{type_name(cls)} has no canonical form; give a payload of plain data")
+
+
+def _model(value: Any) -> dict[str, object]:
+    # No model_dump, which leaves out what a subclass adds and what is excluded from responses.
+    names = [name for name in type(value).model_fields if name in value.__dict__]
+    plain = _fields(value, names, names)
+    if value.__pydantic_extra__:  # apart: an alias lets one have the name of a field
+        plain[_MARK] = _plain(value.__pydantic_extra__)
+    return plain
 
 
 def _fields(value: object, names: Sequence[str], keys: Sequence[str]) -> dict[str, object]:

@@ -32,7 +32,7 @@ from semel.core.records import (
     reject_audit_scope,
     text_fault,
 )
-from semel.errors import ConfigError, InvalidKey
+from semel.errors import ConfigError, InvalidKey, SerializationError
 
 
 class KeyRules:
@@ -242,7 +242,12 @@ class Arguments:
 
     def _is_default(self, name: str, value: object) -> bool:
         default = self._defaults.get(name, Parameter.empty)
-        return value is default or (type(value) is type(default) and bool(value == default))
+        if value is default or type(value) is not type(default):
+            return value is default
+        try:  # not ==, by which (1,) is (True,), and which a class may define as it likes
+            return fingerprint(value) == fingerprint(default)
+        except SerializationError:
+            return False
 
     def _bind_quickly(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

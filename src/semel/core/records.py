@@ -119,6 +119,14 @@ class Identity(Struct, frozen=True, gc=False):
         """The digest as errors, events, logs and the command line show it."""
         return self.digest.hex()
 
+    # Events and records show it, and they are logged: a key may be a secret.
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("scope", self.scope), ("key_digest", self.key_digest)]
+
+    def __repr__(self) -> str:
+        return f"Identity(scope={self.scope!r}, key_digest={self.key_digest!r})"
+
     def derive(self, part: str, nth: int = 1) -> str:
         """Return the key of the `nth` downstream call that `part` names.
 

@@ -123,7 +123,7 @@ def load_settings(
     ]
     preset = _choose_preset(named, layers)
     settings = _merge([reader.table("preset", PRESETS[preset]), *layers])
-    problems = [*reader.problems, *_unfit_for_production(preset, settings)]
+    problems = [*reader.problems, *_unfit_for_production(preset, settings, said=layers[2:])]
     if problems:
         raise ConfigError("\n  - ".join(["these settings are wrong:", *problems]))
     return Settings(
@@ -164,7 +164,8 @@ def _merge(layers: Iterable[Layer]) -> Layer:
     return merged
 
 
-def _unfit_for_production(preset: str, settings: Layer) -> Iterable[str]:
+def _unfit_for_production(preset: str, settings: Layer, said: Iterable[Layer]) -> Iterable[str]:
+    """Say what production does not take; `said` are the layers that are no files."""
     top = settings.top
     if preset != "production":
         return
@@ -172,11 +173,10 @@ def _unfit_for_production(preset: str, settings: Layer) -> Iterable[str]:
         yield "production needs a store: set SEMEL_URL, or url in semel.toml"
     elif any((top.get(name) or "").startswith("memory:") for name in ("url", "behind")):
         yield "production must not keep its records in memory: they end with the process"
-    source = settings.sources.get("disabled", CODE)
-    if top.get("disabled") and not source.startswith((VARIABLE_PREFIX, CODE)):
+    if top.get("disabled") and not any("disabled" in layer.top for layer in said):
         yield (
-            f"{source}: production does not run unprotected because of a file: remove "
-            "disabled, or set SEMEL_DISABLED=true if that is what you want"
+            f"{settings.sources['disabled']}: production does not run unprotected because of a "
+            "file: remove disabled, or set SEMEL_DISABLED=true if that is what you want"
         )
 
 

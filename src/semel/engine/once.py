@@ -128,8 +128,7 @@ class AsyncOnce(Generic[P, R]):
         try:
             return runs.setup.call(key, plan.scope, payload, rules, returns=plan.returns)
         except SerializationError as error:
-            plan.explain(error)
-            raise
+            raise plan.explained(error) from error.__cause__
 
 
 class AsyncOnceDecorator:

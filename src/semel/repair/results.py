@@ -10,7 +10,7 @@ callers then get a value of the same type.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -391,7 +391,7 @@ def read_shown(tree: Tree) -> ShownValue:
 # --- the form of a result: what a caller of this scope reads ------------------------------------
 
 
-def unlike(tree: Tree, model: Tree, path: str = "result") -> str | None:
+def unlike(tree: Tree, model: Tree, path: str = "result", tag: str | None = None) -> str | None:
     """Say where a result has another form than that of a similar call; None = it has the same.
 
     Forms differ where a class, a tagged type, or a kind of JSON differs, or the fields of an
@@ -406,7 +406,8 @@ def unlike(tree: Tree, model: Tree, path: str = "result") -> str | None:
     if mine != other:
         return f"{path} is {mine}, and that of the similar call {other}"
     if isinstance(model, list):
-        items = (unlike(item, model[0], f"{path}[{at}]") for at, item in enumerate(tree) if model)
+        paired = enumerate(_paired(tree, model, tag))
+        items = (unlike(item, each, f"{path}[{at}]") for at, (item, each) in paired)
         return next((found for found in items if found is not None), None)
     if not isinstance(model, dict):
         return None
@@ -415,12 +416,12 @@ def unlike(tree: Tree, model: Tree, path: str = "result") -> str | None:
         if model[TAG] in _WITH_FIELDS and fields.keys() != others.keys():
             names = ", ".join(sorted(fields.keys() ^ others.keys()))
             return f"{path} and that of the similar call don't have the same fields: {names}"
-        return unlike(fields, others, path)
+        return unlike(fields, others, path, model[TAG])
     shared = (unlike(tree[key], model[key], f"{path}.{key}") for key in tree if key in model)
     return next((found for found in shared if found is not None), None)
 
 
-def in_form_of(tree: Tree, model: Tree) -> Tree:
+def in_form_of(tree: Tree, model: Tree, tag: str | None = None) -> Tree:
     """Write a result of plain JSON in the form of that of a similar call.
 
     >>> in_form_of({"id": "ch_1"}, {"$": "dataclass", "t": "shop:Receipt", "v": {"id": "ch_2"}})
@@ -429,16 +430,26 @@ def in_form_of(tree: Tree, model: Tree) -> Tree:
     if tree is None or (isinstance(tree, dict) and TAG in tree):
         return tree
     if isinstance(model, dict) and TAG in model:
-        body = in_form_of(tree, model[VALUE])
+        body = in_form_of(tree, model[VALUE], model[TAG])
         made = {name: model[name] for name in (TAG, TYPE) if name in model} | {VALUE: body}
         if FIELDS_SET in model and isinstance(body, dict):
             made[FIELDS_SET] = sorted(body)
         return made
     if isinstance(model, list) and isinstance(tree, list) and model:
-        return [in_form_of(item, model[0]) for item in tree]
+        return [in_form_of(item, each) for item, each in _paired(tree, model, tag)]
     if isinstance(model, dict) and isinstance(tree, dict):
         return {key: in_form_of(item, model.get(key)) for key, item in tree.items()}
     return tree
+
+
+def _paired(items: list[Tree], model: list[Tree], tag: str | None) -> Iterable[tuple[Tree, Tree]]:
+    """Give each item that of the similar call whose form it has: a tuple's by its position."""
+    if tag == _TUPLE and len(items) == len(model):
+        return zip(items, model, strict=True)
+    return ((item, model[0]) for item in items if model)
+
+
+_TUPLE: Final = "tuple"
 
 
 def _form(tree: Tree) -> str:

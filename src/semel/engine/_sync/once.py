@@ -127,8 +127,7 @@ class Once(Generic[P, R]):
         try:
             return runs.setup.call(key, plan.scope, payload, rules, returns=plan.returns)
         except SerializationError as error:
-            plan.explain(error)
-            raise
+            raise plan.explained(error) from error.__cause__
 
 
 class OnceDecorator:
