@@ -61,7 +61,7 @@ def test_a_decorated_function_is_rejected_in_place_of_waiting_for_itself():
         def pay():
             return "paid"
 
-        for fn in (pay, lambda: pay()):
+        for fn in (pay, lambda: [pay()]):
             with pytest.raises(ConfigError, match=r"pass the undecorated one, such as .*__wrapped"):
                 crash(idem, "order:1", fn, scope=pay.scope)
             assert idem.forget("order:1", scope=pay.scope)
