@@ -36,8 +36,8 @@ def crash(
     The record is left as a killed process leaves it once its lease has ended: abandoned, and held
     if the policy says so. `idempotency` is an engine; `key`, `scope`, `payload`, and `policy` are
     those of its `execute`. For a decorated function, pass `pay.key_for(...)`, `scope=pay.scope`,
-    its policy, and a dict of the arguments that it compares as `payload`; `fn` calls the undecorated
-    function, `pay.__wrapped__`. What `fn` raises reaches the caller.
+    its policy, and a dict of the arguments that it compares as `payload`; `fn` calls the
+    undecorated function, `pay.__wrapped__`. What `fn` raises reaches the caller.
 
     Examples:
         >>> crash(idem, "order:42", policy=Policy(abandoned="hold")).abandoned
