@@ -19,6 +19,7 @@ from semel.stores.urls import open_store
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "repair.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MOMENT = re.compile(r"\d{4}\\-\d\d\\-\d\dT\d\d:\d\d:\d\d\\\+00:00")
+BILL = b'{"$":"dataclass","t":"shop:Bill","v":{"total":{"$":"decimal","v":"4.20"}}}'
 LINES = ((b"content-type", b"application/json"), (b"location", b"/orders/6"))
 
 
@@ -54,6 +55,9 @@ def prepared(semel_sqlite):
                 answer = pack_answer(StoredAnswer(201, LINES, b'{"id": 6}'))
                 store.put(identity, Encoded("http/1", answer), 60.0, owner=OWNER)
                 return
+            if options.run is deciding.resolve and options.like is not None:
+                similar = Identity(options.scope, options.like)
+                store.put(similar, Encoded("json/1", BILL), 60.0, owner=OWNER)
             codec = {"http": "http/1", "grpc": "grpc/1"}.get(options.scope, "json/1")
             info = build("web-1:4711", 3 * 86400, codec)
             store.claim(ClaimRequest(identity, OWNER, None, 600.0, 600.0, hold=True, run_info=info))

@@ -63,6 +63,16 @@ def test_reconcile_resolves_what_is_stuck(semel, resolvers):
     assert semel.get("order:1").state is State.SUCCEEDED
 
 
+def test_reconcile_says_that_it_leaves_what_is_not_stuck_for_long(semel_sqlite, resolvers):
+    semel_sqlite.abandon("order:1")
+    words = ("reconcile", "--resolvers", f"{resolvers}:resolvers")
+    said = semel_sqlite.on_store(*words)
+    assert said.code == 0
+    assert said.out.startswith("resolved 0, ")
+    assert "stuck for less than 10m0s are left: see --older-than" in said.err
+    assert "--older-than" not in semel_sqlite.on_store(*words, "--older-than", "0").err
+
+
 def test_reconcile_tells_by_its_exit_code_what_is_left(semel, resolvers, tmp_path):
     semel.abandon("parcel:1", scope="parcels")
     audit = tmp_path / "audit.jsonl"

@@ -26,7 +26,6 @@ from semel.adapters.asgi import IdempotencyMiddleware
 from semel.aio import AsyncIdempotency
 from semel.core.codec import JsonCodec, MsgpackCodec
 from semel.core.stored_answers import StoredAnswer, pack_answer
-from semel.errors import ConfigError
 
 KEY = bytes(range(32))
 IBAN = "AT611904300234573201"
@@ -241,14 +240,15 @@ def test_why_an_encrypted_result_cannot_be_read_shows_no_part_of_it(file, caplog
 # --- decided by a person -------------------------------------------------------------------------
 
 
-def test_a_result_decided_by_a_person_is_never_written_in_plain_where_results_are_encrypted(file):
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_decision_is_encrypted_where_results_are_though_the_attempt_began_in_plain(file, strict):
     """The running record names the codec, and a store's writer may have changed that."""
     hold = {"abandoned": "hold", "failure": "unknown"}
     with Idempotency(file.url, policy=Policy(**hold)) as plain, pytest.raises(ZeroDivisionError):
         plain.execute("k", lambda: 1 / 0)
-    with Idempotency(file.url, policy=encrypting(**hold)) as idem:
-        with pytest.raises(ConfigError, match="the plain codec json/1"):
-            repair.settle(idem, "k", repair.Succeeded(IBAN), name="anna")
-        assert (
-            repair.settle(idem, "k", repair.Failed("no", retryable=False), name="anna") is not None
-        )
+    with Idempotency(file.url, policy=encrypting(strict=strict, **hold)) as idem:
+        assert repair.settle(idem, "k", repair.Succeeded(IBAN), name="anna") is not None
+        stored = idem.peek("k").outcome
+        assert stored.codec == "aesgcm/1+json/1"
+        assert IBAN.encode() not in stored.data
+        assert idem.execute("k", lambda: "again") == IBAN

@@ -201,8 +201,8 @@ def test_a_kind_that_the_codec_does_not_read_names_the_right_one(
     assert (after.owner, after.fence) == (before.owner, before.fence)
 
 
-def encrypting():
-    return EncryptedCodec(keys={"1": b"0123456789abcdef"}, primary="1")
+def encrypting(*, strict=True):
+    return EncryptedCodec(keys={"1": b"0123456789abcdef"}, primary="1", strict=strict)
 
 
 @pytest.mark.parametrize("value", ["ch_42", CREATED, GrpcAnswer(b"")], ids=repr)
@@ -233,6 +233,27 @@ def test_an_engine_that_has_the_codec_writes_with_it(kind, options):
         assert stored.codec == "aesgcm/1+json/1"
         packed = encrypting().decode(stored.data, identity.encoded)
         assert unpack_answer(packed).body == b"made"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("named", "value"),
+    [
+        ("json/1", "ch_42"),
+        ("msgpack/1", "ch_42"),
+        ("http/1", CREATED),
+        ("grpc/1", GrpcAnswer(b"")),
+    ],
+)
+def test_an_engine_that_encrypts_never_writes_a_plain_result(kind, named, value, strict):
+    """Also of an attempt that began before you switched encryption on."""
+    world, program = engine_with(kind, policy=Policy(codec=encrypting(strict=strict)))
+    with world:
+        identity = program.left(named)
+        assert isinstance(program.decide(Succeeded(value)), Resolved)
+        stored = program.record(identity).outcome
+        assert stored.codec == "aesgcm/1+json/1"
+        encrypting().decode(stored.data, identity.encoded)
 
 
 class LongNamed(MsgpackCodec):

@@ -54,6 +54,34 @@ def test_what_a_crashing_attempt_raises_reaches_the_test():
         assert idem.peek("order:1").abandoned
 
 
+def test_a_decorated_function_is_rejected_in_place_of_waiting_for_itself():
+    with Idempotency("memory://", policy=HOLD) as idem:
+
+        @idem.once(key=lambda: "order:1")
+        def pay():
+            return "paid"
+
+        for fn in (pay, lambda: [pay()]):
+            with pytest.raises(ConfigError, match=r"pass the undecorated one, such as .*__wrapped"):
+                crash(idem, "order:1", fn, scope=pay.scope)
+            assert idem.forget("order:1", scope=pay.scope)
+        assert crash(idem, "order:1", pay.__wrapped__, scope=pay.scope).abandoned
+
+
+def test_an_async_decorated_function_is_rejected_in_place_of_waiting_for_itself():
+    async def crashed():
+        async with AsyncIdempotency("memory://", policy=HOLD) as idem:
+
+            @idem.once(key=lambda: "order:1")
+            async def pay():
+                return "paid"
+
+            with pytest.raises(ConfigError, match="pass the undecorated one"):
+                await crash_async(idem, "order:1", pay, scope=pay.scope)
+
+    asyncio.run(crashed())
+
+
 def test_only_an_attempt_that_may_begin_can_crash():
     with Idempotency("memory://") as idem:
         idem.execute("order:1", lambda: "done")

@@ -234,6 +234,8 @@ def test_5_a_client_does_not_choose_in_which_format_a_field_is_looked_for(
     body = b'{"payment": {"reference": "SAVE50"}, "x": "&payment=1&reference=%s&"}' % key.encode()
     answer = on(profile).post("/pay", key=key, body=body, content_type=kind, run=run)
     assert (answer.status, answer.code) == (415, "unsupported_media_type")
+    needed = FORM if profile == "form" else "application/json"
+    assert f"must have the content type {needed}." in answer.body.decode()
     assert folder.runs(run) == 0
 
 

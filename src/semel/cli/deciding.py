@@ -201,9 +201,9 @@ def resolve(options: Namespace) -> int:
     runs = before is None or not exhausted(before)
     print(f"resolved as {_named(resolution, runs=runs)}")
     left = duration(decision.kept_until - decision.at)
-    again = "until then only a call with the same payload runs"
-    if not retryable:
-        again = "a call after that runs again"
+    again = "a call after that runs again"
+    if retryable and runs:
+        again = "until then only a call with the same payload runs"
     print(f"kept until {moment(decision.kept_until)} ({left}); {again}")
     say(FINAL)
     return 0
@@ -283,7 +283,9 @@ def _named(resolution: Succeeded | Failed, *, runs: bool) -> str:
         return f"succeeded{_given(resolution.value)}"
     if not resolution.retryable:
         return "failed"
-    no_attempt_left = "no attempt is left, so calls get AttemptsExhausted until you forget it"
+    no_attempt_left = (
+        "no attempt is left, so calls get AttemptsExhausted until you forget it or it expires"
+    )
     return f"retryable: {'the next call runs' if runs else no_attempt_left}"
 
 

@@ -16,14 +16,18 @@ from typing import Any
 
 from semel.cli.audit import user
 from semel.cli.deciding import audit_of
+from semel.cli.formatting import duration
 from semel.cli.store import open_deciding_store, open_engine
+from semel.cli.stuck import abandoned
 from semel.cli.terminal import Progress, say
 from semel.core.stop import Stop
 from semel.errors import ConfigError, StoreError
 from semel.repair import GaveUp, Report, Unresolved, purge
 from semel.repair._sync.reconcile import Reconciliation
 from semel.repair._sync.resolve import Decider
+from semel.repair.maintenance import store_of
 from semel.stores.base import Migrating
+from semel.sync import Idempotency
 
 
 def purge_records(options: Namespace) -> int:
@@ -64,9 +68,19 @@ def reconcile(options: Namespace) -> int:
                 report = reconciliation.run(
                     full=options.full, stopped=stopped, progress=progress.show
                 )
-            return _reported(report, said)
+            code = _reported(report, said)
+            if options.every is None:  # A loop looks into them later.
+                _say_too_young(engine, options.older_than)
+            return code
 
         return _repeated(once, options.every)
+
+
+def _say_too_young(engine: Idempotency, older_than: float) -> None:
+    left = abandoned(store_of(engine)).records
+    if any(record.abandoned_for < older_than for record in left):
+        age = duration(older_than)
+        say(f"attempts that have been stuck for less than {age} are left: see --older-than")
 
 
 def migrate(options: Namespace) -> int:

@@ -451,6 +451,8 @@ MISSING: Final = object()
 _FIELDS: Final = 10_000
 """The most fields of a form that are read; a real form has fewer."""
 _FORM: Final = b"application/x-www-form-urlencoded"
+CONTENT_TYPES: Final[Mapping[BodyFormat, str]] = {"json": _JSON.decode(), "form": _FORM.decode()}
+"""What a client sends, by the format in which fields are looked for."""
 
 
 def field_of(document: object, path: str) -> object:

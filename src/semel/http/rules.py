@@ -42,6 +42,7 @@ from semel.http.options import (
 )
 from semel.http.problems import log_failure, problem, problem_of
 from semel.http.requests import (
+    CONTENT_TYPES,
     MISSING,
     BodyFormat,
     HeaderLine,
@@ -115,9 +116,11 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
 class Rejected(Exception):
     """The request is answered by the rules alone; `code` says which problem it is."""
 
-    def __init__(self, code: str) -> None:
+    def __init__(self, code: str, detail: str | None = None) -> None:
         super().__init__(code)
         self.code = code
+        self.detail = detail
+        """What the client is told in place of the problem's own detail."""
 
 
 class RouteRules:
@@ -220,7 +223,7 @@ class RouteRules:
     def rejection(self, error: IdempotencyError | Rejected) -> Answer:
         """Answer with a problem; one that is our own or the application's mistake is logged."""
         if isinstance(error, Rejected):
-            code, detail, key_digest = error.code, None, None
+            code, detail, key_digest = error.code, error.detail, None
         else:
             (code, detail), key_digest = problem_of(error), error.key_digest
         chosen = self.choices
@@ -325,7 +328,8 @@ def _document(body_format: BodyFormat, request: Request, body: bytes) -> object:
     Else the client would choose in which of two readings of its body the application's field is.
     """
     if not is_of_format(request, body_format):
-        raise Rejected("unsupported_media_type")
+        needed = CONTENT_TYPES[body_format]
+        raise Rejected("unsupported_media_type", f"The body must have the content type {needed}.")
     return document_of(body, body_format)
 
 

@@ -25,9 +25,9 @@ from semel.core.codec import (
     Reader,
     StoredResult,
     Writer,
-    check_accepted,
     decode_failure,
     encode_result,
+    is_encrypted,
     omission_reason,
 )
 from semel.core.codec_types import (
@@ -62,7 +62,7 @@ from semel.core.stored_answers import (
     unpack_answer,
     unpack_message,
 )
-from semel.errors import ConfigError, SerializationError
+from semel.errors import ConfigError
 from semel.http.requests import HEADER_NAME, HEADER_VALUE
 from semel.http.storing import NEVER, has_body, kept_lines
 
@@ -215,8 +215,9 @@ def encode_for(
 ) -> StoredResult[object]:
     """Encode a result as the codec reads it that the running record names in its `info`.
 
-    `rules` and `codecs` are those of the engine that decides. A kind that the codec does not read,
-    and a codec that is not known, are a ConfigError.
+    `rules` and `codecs` are those of the engine that decides. If its codec encrypts, a plain one
+    that the record names writes nothing. A kind that the codec does not read, and a codec that is
+    not known, raise `ConfigError`.
     """
     named = None if info is None else info.codec
     kind = _KIND_OF.get(type(value), VALUE_KIND)
@@ -227,14 +228,8 @@ def encode_for(
             f"{expected.given}"
         )
     codec = _codec_for(kind, named, rules.codec, codecs)
-    try:
-        check_accepted(codec, rules.codec)
-    except SerializationError:
-        raise ConfigError(
-            f"a result of this record is written by the plain codec {codec.name}, and the policy "
-            f"of the scope {identity.scope!r} reads only encrypted results. Decide in a program "
-            "whose engine has the policy that the operation runs with"
-        ) from None
+    if is_encrypted(rules.codec) and not is_encrypted(codec):
+        codec = rules.codec  # The attempt began before encryption, or its record was changed.
     # The limit of answers is an option of their integration, which is not known here.
     limit = rules.max_result_bytes if kind is VALUE_KIND else sys.maxsize
     if isinstance(value, ShownValue):

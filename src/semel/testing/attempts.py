@@ -13,7 +13,7 @@ from semel.core.attempts import Attempt, OwnerIds
 from semel.core.policy import Policy
 from semel.core.records import Claim, Claimed, ClaimRequest, Record
 from semel.engine.outcomes import claim_request
-from semel.errors import ConfigError
+from semel.errors import ConfigError, NestedCall
 from semel.events import Event
 from semel.sync import Idempotency
 
@@ -35,8 +35,9 @@ def crash(
 
     The record is left as a killed process leaves it once its lease has ended: abandoned, and held
     if the policy says so. `idempotency` is an engine; `key`, `scope`, `payload`, and `policy` are
-    those of its `execute`. For a decorated function, pass `pay.key_for(...)` and `scope=pay.scope`.
-    What `fn` raises reaches the caller.
+    those of its `execute`. For a decorated function, pass `pay.key_for(...)`, `scope=pay.scope`,
+    its policy, and a dict of the arguments that it compares as `payload`; `fn` calls the
+    undecorated function, `pay.__wrapped__`. What `fn` raises reaches the caller.
 
     Examples:
         >>> crash(idem, "order:42", policy=Policy(abandoned="hold")).abandoned
@@ -44,9 +45,9 @@ def crash(
     """
     request = _claim(idempotency, key, scope, payload, policy)
     store = idempotency.internals.store
-    attempt = _attempt(request, store.claim(request))
+    attempt = _attempt(request, store.claim(request), store)
     try:
-        with attempt:
+        with attempt, _undecorated():
             fn()
     finally:
         store.renew(request.identity, request.owner, 0.0)
@@ -68,9 +69,9 @@ async def crash_async(
     """
     request = _claim(idempotency, key, scope, payload, policy)
     store = idempotency.internals.store
-    attempt = _attempt(request, await store.claim(request))
+    attempt = _attempt(request, await store.claim(request), store)
     try:
-        with attempt:
+        with attempt, _undecorated():
             if fn is not None:
                 await fn()
     finally:
@@ -90,11 +91,22 @@ def _claim(
     return claim_request(call, _owners.next(), setup.digests(call)[0])
 
 
-def _attempt(request: ClaimRequest, claim: Claim) -> Attempt:
+def _attempt(request: ClaimRequest, claim: Claim, store: object) -> Attempt:
     if not isinstance(claim, Claimed):
         kind = type(claim).__name__
         raise ConfigError(f"an attempt can't begin here, so it can't crash; the store says {kind}")
-    return Attempt(request.identity, claim.number, claim.fence, request.owner)
+    return Attempt(request.identity, claim.number, claim.fence, request.owner, store=store)
+
+
+@contextmanager
+def _undecorated() -> Iterator[None]:
+    try:
+        yield
+    except NestedCall as error:
+        raise ConfigError(
+            "crash got a function that asks for the key that crashes: pass the undecorated one, "
+            "such as lambda: pay.__wrapped__(42)"
+        ) from error
 
 
 def _left(record: Record | None) -> Record:
