@@ -6,6 +6,7 @@ server to the application.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import sys
@@ -454,6 +455,29 @@ def test_a_large_answer_that_fails_on_its_way_is_a_failure(idem):
         answer.read()
     assert closed == [True]
     assert idem.peek("k", scope="http").state is State.FAILED
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_large_answer_that_is_dropped_is_done_only_if_it_was_read_to_its_end(idem, collected):
+    """The garbage collector closes the stream itself, which is not its end."""
+    made = []
+
+    def app(environ, start_response):
+        start_response("200 OK", TEXT)
+        return (made.append(part) or b"%010d" % part for part in range(9))
+
+    gc.collect()
+    gc.disable()
+    try:
+        answer = Answer(IdempotencyMiddleware(app, idem, max_response=25), environ())
+        answer.itself = answer if collected else None
+        del answer
+        gc.collect()
+    finally:
+        gc.enable()
+    assert len(made) == (3 if collected else 9)
+    ended = State.FAILED if collected else State.SUCCEEDED
+    assert idem.peek("k", scope="http").state is ended
 
 
 def test_an_error_page_cannot_replace_what_is_sent_already(idem):
