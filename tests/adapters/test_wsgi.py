@@ -615,6 +615,22 @@ def test_a_client_who_goes_away_while_it_sends_is_refused_before_the_claim(idem)
     assert idem.peek("k", scope="http") is None
 
 
+class Wrong:
+    def read(self, size):
+        raise LookupError("wrong chunks")
+
+
+def test_chunks_that_a_server_cannot_read_are_the_clients_mistake_whatever_it_raises(idem):
+    told = {"CONTENT_LENGTH": None, "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": Wrong()}
+    answer = post(IdempotencyMiddleware(echo, idem), **told, **{"wsgi.input_terminated": True})
+    assert (answer.status, json.loads(answer.body)["code"]) == (400, "body_incomplete")
+
+
+def test_an_error_of_what_reads_a_body_of_known_length_is_not_hidden(idem):
+    with pytest.raises(LookupError):
+        post(IdempotencyMiddleware(echo, idem), **{"CONTENT_LENGTH": "5", "wsgi.input": Wrong()})
+
+
 def test_a_request_without_length_has_no_body(idem):
     def app(environ, start_response):
         start_response("200 OK", TEXT)

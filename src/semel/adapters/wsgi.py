@@ -252,9 +252,11 @@ class Body:
         length = self._length()
         if length is not None and length > self._limit:
             raise Rejected("body_too_large")
+        # Of wrong chunks, servers raise errors of their own: gunicorn's are no OSErrors.
+        unreadable = Exception if length is None else OSError
         try:
             content = self._up_to(self._limit + 1 if length is None else length)
-        except OSError:  # the client has gone, or its chunks are wrong
+        except unreadable:  # the client has gone, or its chunks are wrong
             raise Rejected("body_incomplete") from None
         if len(content) > self._limit:
             raise Rejected("body_too_large")
