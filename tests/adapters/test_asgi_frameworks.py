@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx
@@ -301,3 +302,21 @@ async def test_a_pattern_protects_where_the_server_leaves_its_root_out_of_the_pa
             assert (await client.post("/m/pay")).status_code == 400, pattern
             answer = await client.post("/m/pay", headers=keyed())
         assert answer.json() == ["/m/pay", "/v1/m"]
+
+
+@pytest.mark.parametrize("server", ["uvicorn", "hypercorn"])
+async def test_a_length_beside_no_chunks_is_the_clients_mistake(engine, server, caplog):
+    shop = Shop()
+    request = (
+        b"POST /pay HTTP/1.1\r\nHost: shop\r\nConnection: close\r\nIdempotency-Key: k\r\n"
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    )
+    async with served(IdempotencyMiddleware(on_starlette(shop), engine), server) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"body_incomplete" in answer
+    assert "a middleware around the application" not in caplog.text
+    assert shop.runs == []

@@ -479,9 +479,10 @@ def test_who_was_replaced_gets_no_answer_of_its_own(app, idem, max_response):
     assert closed == [True]
 
 
-@pytest.mark.parametrize("layer", ["replaces", "raises"])
-@pytest.mark.parametrize(("breaks", "ended"), [(False, State.SUCCEEDED), (True, State.FAILED)])
-def test_a_large_answer_that_is_put_aside_leaves_no_stuck_key(app, idem, breaks, ended, layer):
+@pytest.mark.parametrize("kind", [iter, flask.stream_with_context])
+@pytest.mark.parametrize("layer", ["wraps", "replaces", "raises"])
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_large_answer_that_is_put_aside_leaves_no_stuck_key(app, idem, breaks, layer, kind):
     def parts():
         yield from (b"large", b"larger")
         if breaks:
@@ -490,21 +491,46 @@ def test_a_large_answer_that_is_put_aside_leaves_no_stuck_key(app, idem, breaks,
     @app.post("/")
     @Idempotent(idem, max_response=3)
     def view():
-        return Response(parts())
+        return Response(kind(parts()))
 
     @app.after_request
     def another(response):
         if layer == "raises":
             raise LookupError
-        return Response("another")
+        if layer == "replaces":
+            return Response("another")
+        response.response = (part for part in response.response)  # closed, it leaves the inner one
+        return response
 
     gc.disable()  # the error that is raised keeps the answer until it is collected
     try:
         answer = app.test_client().post("/", headers=KEY)
         assert answer.status_code == (500 if layer == "raises" else 200)
-        assert state(idem) is ended
+        answer.close()
+        del answer
+        assert state(idem) is (State.FAILED if breaks else State.SUCCEEDED)
+        assert current_attempt() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("kind", [iter, flask.stream_with_context])
+def test_the_policy_sees_the_error_of_a_large_stream(app, idem, kind):
+    class Declined(Exception):
+        pass
+
+    def parts():
+        yield from (b"large", b"larger")
+        raise Declined
+
+    @app.post("/")
+    @Idempotent(idem, max_response=3, policy=Policy.payment(not_done=[Declined]))
+    def view():
+        return Response(kind(parts()))
+
+    with pytest.raises(Declined):
+        app.test_client().post("/", headers=KEY).get_data()
+    assert state(idem) is State.FAILED  # any other error would park it
 
 
 # --- around the view ------------------------------------------------------------------------------

@@ -208,7 +208,9 @@ def test_messages_of_a_queue_that_was_deleted_hold_up_no_others(broker, worker, 
             raise OSError("not yet")
 
     broker.publish("first", to="gone")  # which makes the delay queue
-    worker.serve(pika.once(idem, handle, queue="gone"), lambda: handled == ["first"], "gone")
+    assert worker.serve(
+        pika.once(idem, handle, queue="gone"), lambda: handled.count("first") == 2, "gone"
+    )
     broker.channel.queue_delete("gone")
     for number in range(40):  # more than the 32 that a quorum queue moves at a time
         broker.publish(f"g-{number}", to=delay)

@@ -6,6 +6,7 @@ server to the application.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import sys
@@ -456,6 +457,29 @@ def test_a_large_answer_that_fails_on_its_way_is_a_failure(idem):
     assert idem.peek("k", scope="http").state is State.FAILED
 
 
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_large_answer_that_is_dropped_is_done_only_if_it_was_read_to_its_end(idem, collected):
+    """The garbage collector closes the stream itself, which is not its end."""
+    made = []
+
+    def app(environ, start_response):
+        start_response("200 OK", TEXT)
+        return (made.append(part) or b"%010d" % part for part in range(9))
+
+    gc.collect()
+    gc.disable()
+    try:
+        answer = Answer(IdempotencyMiddleware(app, idem, max_response=25), environ())
+        answer.itself = answer if collected else None
+        del answer
+        gc.collect()
+    finally:
+        gc.enable()
+    assert len(made) == (3 if collected else 9)
+    ended = State.FAILED if collected else State.SUCCEEDED
+    assert idem.peek("k", scope="http").state is ended
+
+
 def test_an_error_page_cannot_replace_what_is_sent_already(idem):
     middleware = IdempotencyMiddleware(failing(b"x" * 30, b"y"), idem, max_response=25)
     answer = Answer(middleware, environ())
@@ -589,6 +613,22 @@ def test_a_client_who_goes_away_while_it_sends_is_refused_before_the_claim(idem)
     told = {"CONTENT_LENGTH": "5", "wsgi.input": Gone()}
     assert post(IdempotencyMiddleware(echo, idem), **told).status == 400
     assert idem.peek("k", scope="http") is None
+
+
+class Wrong:
+    def read(self, size):
+        raise LookupError("wrong chunks")
+
+
+def test_chunks_that_a_server_cannot_read_are_the_clients_mistake_whatever_it_raises(idem):
+    told = {"CONTENT_LENGTH": None, "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": Wrong()}
+    answer = post(IdempotencyMiddleware(echo, idem), **told, **{"wsgi.input_terminated": True})
+    assert (answer.status, json.loads(answer.body)["code"]) == (400, "body_incomplete")
+
+
+def test_an_error_of_what_reads_a_body_of_known_length_is_not_hidden(idem):
+    with pytest.raises(LookupError):
+        post(IdempotencyMiddleware(echo, idem), **{"CONTENT_LENGTH": "5", "wsgi.input": Wrong()})
 
 
 def test_a_request_without_length_has_no_body(idem):

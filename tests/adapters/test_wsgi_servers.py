@@ -121,6 +121,14 @@ def test_a_body_in_chunks_is_read_and_compared(port, key):
     assert post(port, "/pay", line, chunks=[b"in ", b"others"]).status == 422
 
 
+@pytest.mark.parametrize("body", [b"zz\r\nabc\r\n0\r\n\r\n", b"3\r\nabcdef\r\n0\r\n\r\n"])
+def test_wrong_chunks_are_the_clients_mistake(port, key, body):
+    told = [("Host", HOST), ("Connection", "close"), ("Idempotency-Key", key)]
+    request = head("POST", "/pay", [*told, ("Transfer-Encoding", "chunked")]) + body
+    assert Connection(port).send(request).end().answer().status == 400
+    assert not post(port, "/pay", ("Idempotency-Key", key), body=b"5").replayed
+
+
 @pytest.mark.parametrize("length", ["6", "0"])
 def test_a_length_beside_chunks_is_refused_or_cuts_nothing(port, key, length):
     def pay(body):

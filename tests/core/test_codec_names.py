@@ -598,7 +598,7 @@ def test_a_registered_class_needs_to_be_named_by_a_hint_too():
         def __init__(self, cents):
             self.cents = cents
 
-    register_type(Money, name="shop.Money", encode=lambda money: money.cents, decode=Money)
+    register_type(Money, name="named.Money", encode=lambda money: money.cents, decode=Money)
     data = codec.encode(Money(5), b"")
     assert codec.decode(data, b"").cents == 5
     assert codec.decode(data, b"", Money | None).cents == 5

@@ -204,7 +204,7 @@ BAD_ENGINES = {
     "no directory": (("sqlite:////no/such/place/s.db",), {}, "the directory of"),
     "a directory": (("sqlite:////tmp",), {}, "is a directory"),
     "a bad port": (("redis://localhost:port/0",), {}, "port"),
-    "a bad database": (("redis://localhost/zero",), {}, "zero"),
+    "a bad database": (("redis://localhost/zero",), {}, "the database must be a number"),
     "a brace in the prefix": (("redis://localhost",), {"prefix": "a{b}"}, "prefix"),
     "prefix: a number": (("memory://",), {"prefix": 5}, "prefix: must be a text, not int"),
     "policy: a dict": (("memory://",), {"policy": {}}, "policy must be a Policy, not dict"),

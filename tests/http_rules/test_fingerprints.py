@@ -210,3 +210,11 @@ def test_a_secret_makes_the_digest_its_own():
 
 def test_a_path_that_is_no_text_has_a_digest():
     assert of(path="/a\udcff") != of(path="/a")
+
+
+def test_json_in_another_charset_is_another_body():
+    """A framework may read other values in the same bytes."""
+    body = b'{"to": "+AGE-"}'
+    plain = content(b"application/json", body)
+    assert content(b"application/json; charset=UTF-8", body) == plain
+    assert content(b"application/json; charset=utf-7", body) != plain

@@ -133,7 +133,34 @@ def test_fields_are_looked_for_in_one_format_alone(options, body_format, lines):
 
 
 @pytest.mark.parametrize(
-    "kind", ["application/json", "Application/JSON; charset=utf-8", "a/b+json"]
+    "parameters",
+    [
+        "charset=utf-7",
+        "Charset=UTF-16",
+        'charset="utf-7"',
+        "charset = utf-7",
+        "charset*=us-ascii''utf-7",
+        "charset=utf-8; charset=utf-7",
+        'x="; charset=utf-7',
+    ],
+)
+@pytest.mark.parametrize("kind", [JSON, FORM])
+def test_fields_are_looked_for_in_utf_8_alone(kind, parameters):
+    """A framework reads the charset that a client names: the client would choose its key."""
+    rules = route_rules(header=None, field="id", format="form" if kind is FORM else "json")
+    with pytest.raises(Rejected, match="unsupported_media_type"):
+        asked(rules, a_request((kind[0], f"{kind[1]}; {parameters}")), b'{"id": "+AGE-"}')
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json",
+        "Application/JSON; charset=utf-8",
+        'application/json;v=1;Charset="UTF-8"',
+        "application/json; charset=us-ascii",
+        "a/b+json",
+    ],
 )
 def test_fields_are_looked_for_in_json_by_default(kind):
     rules = route_rules(header=None, field="id")

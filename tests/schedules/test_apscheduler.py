@@ -437,5 +437,5 @@ async def test_a_plain_job_that_finds_nothing_fails_on_asyncio_as_any_other():
         (event,) = heard.events
         assert event.code == EVENT_JOB_ERROR
         assert isinstance(event.exception.__cause__, StopIteration)
-        (record,) = await idem.records()
+        [record] = [record async for record in idem.records()]
         assert record.state is State.FAILED

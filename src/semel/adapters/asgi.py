@@ -206,6 +206,8 @@ class Body(Struct, eq=False):
 
     def _kept(self, content: bytes) -> bytes:
         if not content and self._headers.get("content-length", "").strip("0"):
+            if self._headers.get("transfer-encoding"):
+                raise Rejected("body_incomplete")  # no chunks, and they count, not the length
             # Starlette's BaseHTTPMiddleware shows an empty body then, and all would be the same.
             raise ConfigError(
                 "a middleware around the application has read the body and kept none of it: read "

@@ -18,7 +18,7 @@ from functools import cache, partial, wraps
 from itertools import chain
 from operator import methodcaller
 from typing import Any, Final, TypeVar, Unpack, cast, overload
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 from wsgiref.util import FileWrapper
 
 from semel.adapters import wsgi
@@ -48,7 +48,7 @@ from semel.http.storing import UNPROTECTED, Answer, is_event_stream
 from semel.sync import Idempotency
 
 with Needed("semel[flask]", by=__name__):
-    from flask import Flask, Response, current_app, request, request_tearing_down
+    from flask import Flask, Response, current_app, got_request_exception, request
     from werkzeug.exceptions import HTTPException
     from werkzeug.urls import iri_to_uri
 
@@ -60,7 +60,10 @@ _ADDRESSES: Final = frozenset({"location", "content-location"})
 _HANDLED: Final = "semel.handled"
 """Is in the environ of a request whose error has its answer: the error, and the answer."""
 _STREAMED: Final = "semel.streamed"
-"""Is in the environ of a request whose answer is sent as it comes: the answer."""
+"""Is in the environ of a request whose answer is sent as it comes: a weak reference to the answer.
+
+A strong one would keep the answer as long as its own stream keeps the request's context.
+"""
 _PREFIX: Final = "SEMEL_"
 
 _behind: Final = methodcaller("_get_current_object")
@@ -298,7 +301,8 @@ def _recorded(exchange: Exchange, response: Response) -> Response:
     if not whole and not response.is_sequence:  # sent as it comes
         rest = chain(held, chunks)
         streamed = StreamedAnswer(exchange, status, lines, rest, source)
-        response.response = request.environ[_STREAMED] = streamed
+        response.response = streamed
+        request.environ[_STREAMED] = ref(streamed)
         response.direct_passthrough = False
         return response
     instead = exchange.answered(status, lines, b"".join(held) if whole else None)
@@ -313,18 +317,19 @@ def _recorded(exchange: Exchange, response: Response) -> Response:
     return response
 
 
-def _close_unsent(_: Flask, exc: BaseException | None = None, **__: object) -> None:
+def _close_unsent(_: Flask, **__: object) -> None:
     """Read an answer to its end that is not sent: a function of `after_request` raised.
 
     The error, and with it the answer, are kept by what handles it until the garbage collector runs.
     """
-    streamed: StreamedAnswer | None = request.environ.pop(_STREAMED, None)
-    if streamed is not None and exc is not None:
+    streamed: StreamedAnswer | None = request.environ.pop(_STREAMED, lambda: None)()
+    if streamed is not None:
         with suppress(Exception):  # it is recorded, and the caller has another one
             streamed.close()
 
 
-request_tearing_down.connect(_close_unsent)
+# Not when the request is torn down: what streams with the context tears it down from inside.
+got_request_exception.connect(_close_unsent)
 
 
 def _response(answer: Answer) -> Response:

@@ -96,6 +96,9 @@ _HANDLED: Final = "semel.handled"
 _SENT_AT_ONCE: Final = {"version": "3.0", "spec_version": "2.4"}
 """The server to which a response need not listen while it is sent."""
 
+_STREAMS: Final = StreamingResponse.__call__, StreamingResponse.stream_response
+"""What sends the chunks of a stream as they are: a class with others may send more than those."""
+
 shield: Final = partial(CancelScope, shield=True)
 """AnyIO cancels again and again, hence its own shield; a second cancellation by others counts."""
 
@@ -496,9 +499,10 @@ async def read(response: Response, request: Request, flow: Flow) -> tuple[Respon
 
     A body of None is too large; what is not all there then goes out by the flow.
     """
-    if hasattr(response, "body_iterator"):
-        return response, await _held(response, flow)
-    if type(response).__call__ is not Response.__call__:
+    kind: Any = type(response)
+    if kind.__call__ is not Response.__call__:
+        if (kind.__call__, getattr(kind, "stream_response", None)) == _STREAMS:
+            return response, await _held(response, flow)
         return await _sent(response, request, flow)
     body = bytes(response.body)
     return response, None if len(body) > flow.limit else body

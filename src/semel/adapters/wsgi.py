@@ -15,10 +15,12 @@ from http import HTTPStatus
 from io import BytesIO
 from itertools import chain
 from typing import Any, Final, Self, TypeAlias, Unpack
+from weakref import ref
 from wsgiref.util import FileWrapper
 
 from semel.adapters._sync.integration import Exchange, Integration
 from semel.adapters.check_decorators import PROTECTED
+from semel.core.decide import UnstoredResponse
 from semel.errors import ConfigError
 from semel.http.options import MiddlewareOptions
 from semel.http.requests import HeaderLine, Headers, Request
@@ -250,9 +252,11 @@ class Body:
         length = self._length()
         if length is not None and length > self._limit:
             raise Rejected("body_too_large")
+        # Of wrong chunks, servers raise errors of their own: gunicorn's are no OSErrors.
+        unreadable = Exception if length is None else OSError
         try:
             content = self._up_to(self._limit + 1 if length is None else length)
-        except OSError:  # the client has gone, or its chunks are wrong
+        except unreadable:  # the client has gone, or its chunks are wrong
             raise Rejected("body_incomplete") from None
         if len(content) > self._limit:
             raise Rejected("body_too_large")
@@ -335,7 +339,7 @@ class StreamedAnswer:
     A client that disconnects does not end it: `close`, which every server calls, reads on to the
     end. So does its own end, for one that never reaches a server: a function of Flask's
     `after_request` may put another answer in its place, and a key that nobody ends would be held
-    for ever.
+    for ever. If the garbage collector ends it, the stream may be cut, and the attempt has failed.
     """
 
     def __init__(
@@ -348,13 +352,20 @@ class StreamedAnswer:
     ) -> None:
         self._exchange, self._status, self._lines = exchange, status, lines
         self._chunks, self._source = chunks, source
+        self._uncollected = ref(self)
         self._ahead: bytes | None = None
         self._ahead = self._next()
 
     def __del__(self) -> None:
-        if self._ahead is not None:
-            with suppress(Exception):  # it is recorded, and no caller is left to notify
-                self.close()
+        if self._ahead is None:
+            return
+        with suppress(Exception):  # it is recorded, and no caller is left to notify
+            if self._uncollected() is None:
+                # The collector clears weak references first, and then closes generators in any
+                # order: one that it has closed looks like one that has ended.
+                self._ahead = None
+                self._exchange.raised(UnstoredResponse("the answer was dropped before its end"))
+            self.close()
 
     def __iter__(self) -> Self:
         return self

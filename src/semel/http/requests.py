@@ -330,6 +330,12 @@ _MEDIA_PARAMETER: Final = re.compile(rb'\s*;\s*([\w-]+)=("[^"\\]*"|[^\s;,"]+)')
 _BOUNDARY: Final = re.compile(rb'"([!#-\[\]-~]+)"|([!#-+\--:<-\[\]-~]+)')
 """Visible characters without quotes and backslashes; without quotes around it, no separators."""
 _NEW_LINE: Final = b"\r\n"
+_UTF_8: Final = frozenset(
+    b"charset=" + written
+    for name in (b"utf-8", b"utf8", b"us-ascii")
+    for written in (name, b'"%b"' % name)
+)
+"""The parameters that name the charset in which bodies are read here, or a part of it."""
 _LAST: Final = (b"--", b"--\r\n")
 """How a multipart body ends as a rule."""
 
@@ -366,10 +372,11 @@ def digest(parts: Iterable[bytes], secret: bytes | None = None) -> bytes:
 
 def content(content_type: bytes, body: bytes) -> list[bytes]:
     """Return the parts that stand for a body: first its kind, then what it says."""
-    media_type = content_type
+    media_type, parameters = content_type, b""
     if content_type != _JSON:  # most are just that, and need no look inside
-        media_type = content_type.partition(b";")[0].strip().lower()
-    if _is_json(media_type):
+        media_type, _, parameters = content_type.partition(b";")
+        media_type = media_type.strip().lower()
+    if _is_json(media_type) and _is_utf_8(parameters):
         try:
             return [media_type, _encode(_decode(body))]
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -382,6 +389,18 @@ def content(content_type: bytes, body: bytes) -> list[bytes]:
 
 def _is_json(media_type: bytes) -> bool:
     return media_type == _JSON or media_type.endswith(b"+json")
+
+
+def _is_utf_8(parameters: bytes) -> bool:
+    """Return whether all charsets that the parameters of a content type name are UTF-8, or in it.
+
+    What only mentions a charset counts as one: parsers disagree on quotes and on `charset*`.
+    """
+    return all(
+        parameter.strip() in _UTF_8
+        for parameter in parameters.lower().split(b";")
+        if b"charset" in parameter
+    )
 
 
 def as_written(number: str) -> msgspec.Raw:
@@ -469,12 +488,14 @@ def field_of(document: object, path: str) -> object:
 
 
 def is_of_format(request: Request, body_format: BodyFormat) -> bool:
-    """Return whether a request says, once, that its body has this format."""
+    """Return whether a request says, once, that its body has this format, in UTF-8."""
     types = request.headers.values(_CONTENT_TYPE)
     if len(types) != 1:
         return False
-    media_type = types[0].partition(b";")[0].strip().lower()
-    return media_type == _FORM if body_format == "form" else _is_json(media_type)
+    media_type, _, parameters = types[0].partition(b";")
+    media_type = media_type.strip().lower()
+    named = media_type == _FORM if body_format == "form" else _is_json(media_type)
+    return named and _is_utf_8(parameters)
 
 
 def document_of(body: bytes, body_format: BodyFormat) -> object:
