@@ -248,7 +248,6 @@ class Box(typing.Generic[T]):
         Box[Local],
         typing.Callable[[int], Local],
     ],
-    ids=repr,
 )
 def test_a_hint_leads_to_a_local_class(hint):
     data = codec.encode(Local(1), b"", hint)
@@ -536,7 +535,7 @@ OPEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("hint", CLOSED, ids=str)
+@pytest.mark.parametrize("hint", CLOSED)
 def test_a_class_that_a_hint_does_not_speak_of_is_neither_read_nor_written(hint):
     ran.clear()
     forged = [
@@ -551,7 +550,7 @@ def test_a_class_that_a_hint_does_not_speak_of_is_neither_read_nor_written(hint)
     assert ran == []
 
 
-@pytest.mark.parametrize("hint", OPEN, ids=str)
+@pytest.mark.parametrize("hint", OPEN)
 def test_a_hint_that_speaks_of_anything_lets_every_class_pass(hint):
     data = codec.encode({"job": Job("x")}, b"", hint)
     assert codec.decode(data, b"", hint) == {"job": Job("x")}
@@ -578,7 +577,6 @@ def test_a_hint_that_speaks_of_anything_lets_every_class_pass(hint):
         (typing.Literal[Colour.RED], Colour.RED),
         (typing.Annotated[dict[str, Point], []], {"a": Point(1)}),
     ],
-    ids=str,
 )
 def test_what_a_hint_speaks_of_is_stored_with_its_fields_and_subclasses(hint, value):
     assert codec.decode(codec.encode(value, b"", hint), b"", hint) == value

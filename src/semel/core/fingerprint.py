@@ -210,8 +210,8 @@ def _struct(value: msgspec.Struct) -> object:
     return plain
 
 
-def _object(value: object) -> object:
-    cls = type(value)
+def _object(value: Any) -> object:
+    cls: Any = type(value)
     if is_dataclass(cls):
         names = [field.name for field in dataclass_fields(cls)]
         return _fields(value, names, names)
