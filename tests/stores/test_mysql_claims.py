@@ -22,6 +22,7 @@ from semel.core.records import (
 )
 from semel.errors import StoreUnavailable
 from semel.stores.sql.mysql import MySQLStore, threads, verbs
+from semel.stores.sql.mysql.addresses import SessionSettings
 from semel.stores.sql.mysql.threads import send
 from semel.stores.sql.mysql.verbs import MySQLVerbs
 from semel.stores.sql.verbs import Statement
@@ -393,12 +394,20 @@ def test_a_claim_is_not_written_over_a_result_that_is_kept_for_longer(
 
 
 @pytest.fixture
-def frozen(server, mysql_url, store):
+def frozen(server, mysql_url, store, monkeypatch):
     """A store for whose connections the server's clock stands still."""
-    moment = "SET timestamp = 1900000000.000001"
+    set_up = SessionSettings.__init__
+
+    def stop_the_clock(settings, *args, **options):
+        set_up(settings, *args, **options)
+        for name, statement in vars(settings).items():
+            moved = statement.replace("timestamp = DEFAULT", "timestamp = 1900000000.000001")
+            setattr(settings, name, moved)
+
+    monkeypatch.setattr(SessionSettings, "__init__", stop_the_clock)
 
     def connect():
-        return server.client(database=database_of(mysql_url), init_command=moment)
+        return server.client(database=database_of(mysql_url))
 
     with contextlib.closing(MySQLStore(connect=connect)) as frozen:
         yield frozen
