@@ -216,7 +216,7 @@ class RabbitRules:
         given = {} if headers is None else headers
         found = None if message_id == NO_ID else message_id
         if not _was_delayed(exchange, given.get(_DEATHS)):
-            # Whoever wrote it: else it would be ours after a delay.
+            # Also if a producer wrote it: after a delay it would count as ours.
             own = {name: value for name, value in given.items() if name != KEPT}
             return Delivery(queue, exchange, routing_key, found, own, expiration)
         kept = _kept(given.get(KEPT, {}))

@@ -103,7 +103,7 @@ class Start:
             self._runs.leases.drop(self._lease)
 
     def interrupted(self, error: BaseException) -> None:
-        """Give the claim back if the handler was not called; else its failure is recorded."""
+        """Return the claim if the handler was not called; else record its failure."""
         if self._lease is not None and self._lease.entered:
             background(self._runs.in_background, partial(self.fail, error), self._lease)
         else:

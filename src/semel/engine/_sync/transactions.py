@@ -281,7 +281,7 @@ class TransactionContext(Generic[Result]):
     def _was_rolled_back(self, attempt: Attempt) -> bool:
         """Look whether the claim of a transaction that has ended was committed with it, or is gone.
 
-        False = it was, or nobody can tell; or what the block did afterwards may have been.
+        False = it was, or that is unknown; or what the block did afterwards may have been.
         """
         store = self._records.outside
         if store is None or self._records.commits_each:
