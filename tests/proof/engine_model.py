@@ -27,7 +27,7 @@ from semel.core.records import State
 from semel.events import LostLease, ResultStoredLate
 
 LEASE, FAILED_TTL, TTL = 100.0, 400.0, 1_000.0
-UNWANTED_TTL = 300.0
+UNWANTED_LEASE, UNWANTED_TTL = 2.0, 300.0
 DOUBT_ROUNDS = 6
 
 REFUSED, REPLY_LOST = "refused", "reply lost"
@@ -151,6 +151,11 @@ class Model:
         place = (asked.place, self.forgets[asked.engine, asked.key])
         if asked.shares and place in self.led:
             return Begun(error=asked.terms.impatience)
+        if asked.terms.max_attempts is not None:
+            # A claim of unknown fate must not count; its question meets the fault.
+            for doubted in [one for one in self.doubts[asked.engine] if one.key == asked.key]:
+                self._give_back(doubted, fault)
+                fault = None
         if fault is not None:
             if fault == REPLY_LOST:
                 self._claim(asked)
@@ -244,21 +249,34 @@ class Model:
             ResultStoredLate if self._save(asked, value) else LostLease
             for asked, value in self.unsaved.pop(engine, [])
         ]
-        for asked, rounds in self.doubts.pop(engine, Counter()).items():
-            entry = self.entry(asked.key)
-            if entry is None:
-                # The command may still be on its way: its owner is made to have ended.
-                entry = self._place(asked.key, Entry(asked, 1, State.PROCESSING, 0.0))
-            if _runs(entry, asked):
-                if entry.number == 1:
-                    entry.payload = None
-                # It never ran: its number is given back.
-                entry.state, entry.number = State.FAILED, entry.number - 1
-                entry.until = self.clock() + UNWANTED_TTL
-            elif entry.owner is not asked and rounds + 1 < DOUBT_ROUNDS:
-                # Something else is there, and the command may come when it is gone.
-                self.doubts[engine][asked] = rounds + 1
+        for asked in [*self.doubts[engine]]:
+            self._give_back(asked)
         return told
+
+    def _give_back(self, asked: Asked, fault: str | None = None) -> None:
+        """Predict what becomes of a claim that nobody wants, whose fate is unknown."""
+        doubts = self.doubts[asked.engine]
+        rounds = doubts.pop(asked)
+        if fault is not None:
+            doubts[asked] = rounds
+        if fault == REFUSED:
+            return
+        entry = self.entry(asked.key)
+        if entry is None:
+            # The command may still be on its way: its owner is made to have ended.
+            entry = self._place(asked.key, Entry(asked, 1, State.PROCESSING, 0.0, asked.payload))
+        if _runs(entry, asked):
+            if fault == REPLY_LOST:
+                entry.until = self.clock() + UNWANTED_LEASE
+                return
+            # It never ran: its number is given back, and those before it are still counted.
+            entry.state, entry.number = State.FAILED, entry.number - 1
+            if entry.number == 0:
+                entry.payload = None
+            entry.until = self.clock() + (TTL if entry.number else UNWANTED_TTL)
+        elif fault is None and entry.owner is not asked and rounds + 1 < DOUBT_ROUNDS:
+            # Something else is there, and the command may come when it is gone.
+            doubts[asked] = rounds + 1
 
     def mark(self, key: str) -> bool:
         """Predict `marks.set`."""

@@ -154,7 +154,7 @@ class AioPikaConsumer:
         self._rules = rules
         self._running = AsyncRunning()
         self._publishers: dict[AbstractConnection, _Publisher] = {}
-        self._refused = AsyncRunning()
+        self._returning = AsyncRunning()
         """Messages that came after `stop`: they go back when the broker has canceled the run."""
         self._canceled = asyncio.Event()
         self._stop = asyncio.Event()
@@ -352,11 +352,11 @@ class AioPikaConsumer:
 
     async def _take(self, message: AbstractIncomingMessage) -> None:
         if self._stop.is_set():
-            self._refused.start(self._refuse(message))
+            self._returning.start(self._return(message))
         else:
             await self(message)
 
-    async def _refuse(self, message: AbstractIncomingMessage) -> None:
+    async def _return(self, message: AbstractIncomingMessage) -> None:
         await self._canceled.wait()  # Before, the broker would deliver it here again.
         await self._settle(_give_back(message))
 
@@ -367,7 +367,7 @@ class AioPikaConsumer:
                 await self._settle(_cancel(queue, tag))
         finally:
             self._canceled.set()
-        await self._refused.drain(_CANCELLING)
+        await self._returning.drain(_CANCELLING)
 
     async def _bind_again(self, channel: Any, queue: AbstractQueue) -> None:
         await self._publisher(channel.connection).bind_again(queue.name)
