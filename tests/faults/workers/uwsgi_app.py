@@ -7,6 +7,8 @@ the file FOLDER/KEY is there.
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +20,20 @@ from semel.adapters.wsgi import IdempotencyMiddleware
 LEDGER, FOLDER = os.environ["LEDGER"], Path(os.environ["FOLDER"])
 
 idem = Idempotency(policy=Policy(lease=6, abandoned=os.environ["ABANDONED"]))
-idem.execute("start", lambda: "the master has used the engine")
+# Long enough that no timer of the master wakes up while uWSGI forks.
+idem.execute("start", lambda: "the master has used the engine", policy=Policy(lease=3600))
+
+
+def asleep(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident)
+    return frame is not None and frame.f_code is threading.Condition.wait.__code__
+
+
+# uWSGI forks whatever the threads of the master do: a worker that was forked while one of them had
+# the GIL waits for it for ever. So they are all asleep first.
+while not all(asleep(thread) for thread in threading.enumerate() if "semel" in thread.name):
+    time.sleep(0.01)
+time.sleep(0.2)  # They are in `wait`; its last steps take microseconds.
 
 
 def shop(environ, start_response):
