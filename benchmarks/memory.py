@@ -47,7 +47,7 @@ from semel.stores.redis.commands import KeyLayout
 RECORDS = 100_000
 BATCH = 1_000
 TARGET = 345
-"""What docs/howto/redis.md promises."""
+"""What docs/stores/redis.md promises."""
 STORED = Encoded("json/1", b'"' + RESULT.encode() + b'"')
 KEYS = KeyLayout("idem:")
 

@@ -1,4 +1,4 @@
-"""Draws the states of a record from the table that rules them, into docs/design.md.
+"""Draws the states of a record from the table that rules them, into docs/project/design.md.
 
 The table is `NEXT` in `semel.core.judge`; a test fails when the picture no longer shows it.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from semel.core.judge import NEXT
 from semel.core.records import State
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "design.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "project" / "design.md"
 BEGIN = "<!-- states: drawn by `make diagram` -->\n"
 END = "<!-- end of states -->\n"
 

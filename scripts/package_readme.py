@@ -1,6 +1,6 @@
 """The README as a package index shows it: every link is absolute.
 
-An index shows the README alone, where `docs/tutorial.md` leads nowhere. When hatchling builds the
+An index shows the README alone, where `docs/start/tutorial.md` leads nowhere. When hatchling builds the
 package, it calls this hook: links to pages of `docs/` become links to the documentation, and links
 to other files become links to the source of this version. Both addresses are read from
 `[project.urls]`.
@@ -48,6 +48,6 @@ def address(path: str, urls: Mapping[str, str], version: str) -> str:
     folder, _, page = path.partition("docs/")
     if folder or not page.endswith(".md"):
         return f"{urls['Source']}/blob/v{version}/{path}"
-    # As MkDocs names its pages: howto/http.md is howto/http/, and index.md its folder.
+    # As MkDocs names its pages: protect/http.md is protect/http/, and index.md its folder.
     name = re.sub(r"(^|/)(index|README)$", r"\1", page.removesuffix(".md"))
     return urls["Documentation"] + (f"{name.removesuffix('/')}/" if name else "")

@@ -62,7 +62,7 @@ def test_a_redis_that_may_forget_is_warned_about(own_redis, semel_sqlite):
     assert "appendonly is off" in said.out
 
 
-HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto" / "redis.md"
+HOWTO = Path(__file__).resolve().parents[2] / "docs" / "stores" / "redis.md"
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_right_that_is_not_granted_is_told_and_is_no_danger(permitted, semel_s
     said = semel_sqlite("--url", permitted("+info"), "doctor")
     assert said.code == 0
     assert "skipped  server" in said.out
-    assert "the command info; what to grant is on the page docs/howto/redis.md" in said.out
+    assert "the command info; what to grant is on the page docs/stores/redis.md" in said.out
     assert "secret" not in said.out
 
 

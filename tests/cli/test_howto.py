@@ -16,7 +16,7 @@ from semel.core.run_info import build
 from semel.core.stored_answers import StoredAnswer, pack_answer
 from semel.stores.urls import open_store
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "repair.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate" / "repair.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MOMENT = re.compile(r"\d{4}\\-\d\d\\-\d\dT\d\d:\d\d:\d\d\\\+00:00")
 BILL = b'{"$":"dataclass","t":"shop:Bill","v":{"total":{"$":"decimal","v":"4.20"}}}'

@@ -25,7 +25,7 @@ from semel.testing.contract.given import ANNA, BERT, CARL, KEY, OTHER, ask
 
 @pytest.mark.parametrize("shown", [reference_store, versioned_store, listing_store])
 def test_the_page_about_own_stores_shows_them(project, shown):
-    page = (project / "docs" / "howto" / "own-store.md").read_text(encoding="utf-8")
+    page = (project / "docs" / "extend" / "own-store.md").read_text(encoding="utf-8")
     source = Path(shown.__file__).read_text(encoding="utf-8")
     source = source.replace("from contract.reference_store import DictStore\n", "")  # is above it
     assert source.partition("from __future__ import annotations\n\n")[2] in page

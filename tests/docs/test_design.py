@@ -8,7 +8,7 @@ from semel.core.records import Record
 from semel.stores.urls import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/design.md").read_text()
+PAGE = (ROOT / "docs/project/design.md").read_text()
 PACKAGE = ROOT / "src/semel"
 PICTURE = PAGE.partition("<!-- packages")[2].partition("<!-- end")[0]
 

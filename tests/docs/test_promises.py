@@ -26,7 +26,7 @@ GUARANTEES = """\
 
 
 def test_the_guarantees_are_stated_word_for_word():
-    assert GUARANTEES in (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    assert GUARANTEES in (ROOT / "docs" / "concepts" / "guarantees.md").read_text(encoding="utf-8")
 
 
 INTEGRATIONS = ["asgi", "fastapi", "wsgi", "flask", "django", "grpc"]
@@ -35,7 +35,7 @@ REPEATABLE = ["guards", *INTEGRATIONS, "by-hand"]
 
 def test_the_pages_can_be_tried_twice_in_one_folder(tmp_path):
     for page in REPEATABLE * 2:
-        text = (ROOT / "docs" / "howto" / f"{page}.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs" / "protect" / f"{page}.md").read_text(encoding="utf-8")
         example = tmp_path / f"page_{page}.py"  # a plain name could hide a package
         example.write_text(script(blocks(text)), encoding="utf-8")
         done = subprocess.run(
@@ -50,7 +50,7 @@ def test_the_pages_can_be_tried_twice_in_one_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/howto/{page}.md" for page in [*INTEGRATIONS, "sessions"])]
+    "page", ["README.md", *(f"docs/protect/{page}.md" for page in [*INTEGRATIONS, "sessions"])]
 )
 def test_the_first_example_of_an_integration_says_whose_key_it_is_and_holds_none(page):
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ def test_the_first_example_of_an_integration_says_whose_key_it_is_and_holds_none
 
 @pytest.mark.parametrize(
     ("first", "folder"),
-    [("README.md", "howto"), ("docs/index.md", "howto"), ("docs/reference/index.md", "reference")],
+    [("README.md", "protect"), ("docs/index.md", "protect"), ("docs/reference/index.md", "reference")],
 )
 def test_every_page_is_linked_from_the_first_page(first, folder):
     text = (ROOT / first).read_text(encoding="utf-8")
@@ -72,14 +72,14 @@ def test_every_page_is_linked_from_the_first_page(first, folder):
 
 @pytest.mark.parametrize("page", ["http", "fastapi", "grpc"])
 def test_a_page_that_names_the_policy_of_payments_says_what_it_costs(page):
-    text = (ROOT / "docs" / "howto" / f"{page}.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "protect" / f"{page}.md").read_text(encoding="utf-8")
     assert "Policy.payment()" in text
     assert "](http.md#payments)" in text or "### Payments" in text
 
 
 @pytest.mark.parametrize("page", ["mysql.md", "postgresql.md"])
 def test_an_example_closes_the_stores_that_it_opens(page):
-    text = (ROOT / "docs" / "howto" / page).read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "stores" / page).read_text(encoding="utf-8")
     opened = text.count("\nstore = ")
     assert opened >= 2
     assert text.count("\nstore.close()") == opened

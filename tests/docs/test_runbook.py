@@ -28,7 +28,7 @@ from semel.core.records import ClaimRequest, Identity
 from semel.core.run_info import build
 from servers.redis import free_port, redis_server
 
-PAGE = (ROOT / "docs" / "howto" / "runbook.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "operate" / "runbook.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^<!-- run: (\w+) -->\n```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 VARYING = {

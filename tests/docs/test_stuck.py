@@ -24,7 +24,7 @@ PAGES = (
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_of_an_integration_says_what_is_stuck_and_how_to_decide(project, name):
-    page = (project / "docs" / "howto" / f"{name}.md").read_text(encoding="utf-8")
+    page = (project / "docs" / "protect" / f"{name}.md").read_text(encoding="utf-8")
     section = page.split("\n## What is stuck?\n")[1]
     assert re.search(r"^\$ .*\bsemel\b.* stuck", section, re.MULTILINE)
-    assert "(repair.md" in section
+    assert "(../operate/repair.md" in section

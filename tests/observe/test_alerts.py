@@ -110,12 +110,12 @@ def test_every_alert_names_its_section_of_the_runbook_and_no_host():
 
 
 def test_the_runbook_has_a_section_for_each_alert_and_for_no_other():
-    page = (ROOT / "docs" / "howto" / "runbook.md").read_text("utf-8")
+    page = (ROOT / "docs" / "operate" / "runbook.md").read_text("utf-8")
     assert set(re.findall(r"^#+ (Semel\w+)$", page, re.MULTILINE)) == set(alerts())
 
 
 def test_the_page_of_metrics_lists_every_alert_with_its_severity():
-    page = (ROOT / "docs" / "howto" / "metrics.md").read_text("utf-8")
+    page = (ROOT / "docs" / "operate" / "metrics.md").read_text("utf-8")
     rows = re.findall(r"^\| \[`(\w+)`\]\(runbook.md#(\w+)\) \|.*\| (\w+) \|$", page, re.MULTILINE)
     assert {name: severity for name, _, severity in rows} == {
         name: alert["labels"]["severity"] for name, alert in alerts().items()
@@ -182,7 +182,7 @@ def test_the_dashboard_names_only_alerts_that_exist():
 
 
 def test_the_panels_that_the_runbook_names_are_there():
-    page = (ROOT / "docs" / "howto" / "runbook.md").read_text("utf-8")
+    page = (ROOT / "docs" / "operate" / "runbook.md").read_text("utf-8")
     page = re.sub(r"\*\*.*?\*\*", "", " ".join(page.split()))
     named = set(re.findall(r"\*([A-Z][a-z ]+)\*", page))
     assert len(named) >= 5
@@ -345,7 +345,7 @@ def test_the_alerts_name_the_address_of_the_team_s_runbook(capsys, tmp_path):
         for alert in alerts().values()
     ]
     # Nothing else has changed.
-    assert text.replace("https://wiki.shop.example/semel?v=2#", "docs/howto/runbook.md#") == (
+    assert text.replace("https://wiki.shop.example/semel?v=2#", "docs/operate/runbook.md#") == (
         RULES.read_text("utf-8")
     )
 

@@ -107,15 +107,15 @@ def test_every_link_of_the_readme_works_on_an_index(metadata, project):
 def test_a_link_of_the_readme_leads_to_its_page_of_the_documentation(metadata):
     urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
     shown = metadata.get_payload()
-    assert f"[Tutorial]({urls['Documentation']}tutorial/)" in shown
-    assert f"({urls['Documentation']}howto/keys/#one-request-many-operations)" in shown
+    assert f"[Tutorial]({urls['Documentation']}start/tutorial/)" in shown
+    assert f"({urls['Documentation']}concepts/keys/#one-request-many-operations)" in shown
     assert f"[changes]({urls['Source']}/blob/v{metadata['Version']}/CHANGELOG.md)" in shown
 
 
 def test_what_looks_like_a_link_in_code_stays_as_it_is(project):
     hook = runpy.run_path(str(project / "scripts" / "package_readme.py"))
     urls = {"Documentation": "https://d.example/", "Source": "https://s.example"}
-    page = """[a](docs/index.md) [b](docs/decisions/README.md#x) [c](LICENSE) [d](#e) [f](https://g)
+    page = """[a](docs/index.md) [b](docs/project/decisions/README.md#x) [c](LICENSE) [d](#e) [f](https://g)
 
 ```python
 calls[0](docs)
@@ -126,7 +126,7 @@ calls[0](docs)
     assert (
         hook["with_absolute_links"](page, urls, "1.2")
         == """\
-[a](https://d.example/) [b](https://d.example/decisions/#x) [c](https://s.example/blob/v1.2/LICENSE) \
+[a](https://d.example/) [b](https://d.example/project/decisions/#x) [c](https://s.example/blob/v1.2/LICENSE) \
 [d](#e) [f](https://g)
 
 ```python

@@ -146,7 +146,7 @@ def bytes_per_finished_record(info: bytes) -> float:
 
 
 def test_a_finished_record_takes_at_most_345_bytes_of_memory():
-    """What docs/howto/redis.md promises; the benchmark `memory` measures it at 100,000 records."""
+    """What docs/stores/redis.md promises; the benchmark `memory` measures it at 100,000 records."""
     assert bytes_per_finished_record(LONGEST) <= 345
 
 

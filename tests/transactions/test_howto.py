@@ -10,7 +10,7 @@ from docs.test_examples import LOCAL_POSTGRES, blocks, script
 
 
 def test_the_examples_of_the_howto_work_twice_in_one_folder(project, tmp_path, postgres_url):
-    page = (project / "docs" / "howto" / "transactions.md").read_text(encoding="utf-8")
+    page = (project / "docs" / "protect" / "transactions.md").read_text(encoding="utf-8")
     example = tmp_path / "page_transactions.py"
     source = script(blocks(page)).replace(LOCAL_POSTGRES, postgres_url)
     example.write_text(source, encoding="utf-8")

@@ -109,7 +109,7 @@ _FINAL = """\
 A decision is final: it cannot be resolved again. If it was wrong:
   it happened, and callers get a wrong result or a failure
       Do not forget the record: the next call would do it a second time. Tell the callers what is
-      right. A program can replace the result: docs/howto/repair.md, "If a decision was wrong".
+      right. A program can replace the result: docs/operate/repair.md, "If a decision was wrong".
   it did not happen, and no longer can
       semel forget SCOPE KEY: the next call runs.
   it happened, and the next call may run (--retryable)
@@ -354,7 +354,7 @@ _MONITORING: Final = {"alerts": "alerts.yml", "dashboard": "dashboard.json"}
 """What is shipped for monitoring, beside the metrics that it is made for."""
 
 
-_RUNBOOK: Final = "runbook: docs/howto/runbook.md#"
+_RUNBOOK: Final = "runbook: docs/operate/runbook.md#"
 """How the annotation of each alert begins; its section follows."""
 
 

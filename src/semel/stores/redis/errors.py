@@ -150,7 +150,7 @@ def _ours(error: BaseException, text: str, where: str) -> StoreError:
     if isinstance(error, driver.NoPermissionError) or _NOT_PERMITTED.search(text):
         return StoreRefused(
             f"{where} does not permit this user what semel needs: {_permission(text)}; "
-            "what to grant is on the page docs/howto/redis.md"
+            "what to grant is on the page docs/stores/redis.md"
         )
     refused = _tls_refused(error)
     if refused is not None:
