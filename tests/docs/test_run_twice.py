@@ -1,6 +1,6 @@
-"""The README's answer to "when can my code run twice?" is true.
+"""The page "When can my code run twice?" is true, and the README's short table agrees with it.
 
-Most rows of the table are played here, on SQLite, in each of its three modes: an operation has its
+Most rows of its tables are played here, on SQLite, in each of its three modes: an operation has its
 effect, the case happens, the operation is called again, and the effects are counted. What needs a
 paused process, a server that fails or a clock that jumps has tests of its own; they are named here.
 """
@@ -26,6 +26,7 @@ from semel.repair import Failed, settle
 from semel.testing import bypass
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "concepts" / "run-twice.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODES = ["default", "hold", "transaction"]
 LEASE = 2
@@ -40,15 +41,11 @@ class Row(NamedTuple):
     help: str
 
 
-def section() -> str:
-    return README.split("## When can my code run twice?\n")[1].split("\n## ")[0]
-
-
-def rows() -> dict[str, Row]:
+def rows(text: str = PAGE) -> dict[str, Row]:
     """The rows by the first words of their case, which are bold."""
-    lines = [line for line in section().splitlines() if line.startswith("| **")]
+    lines = [line for line in text.splitlines() if line.startswith("| **")]
     table = [Row(*(cell.strip() for cell in line.strip("|").split(" | "))) for line in lines]
-    return {re.match(r"\*\*(.+?):?\*\*", row.case)[1]: row for row in table}
+    return {re.match(r"\*\*(.+?)\*\*", row.case)[1]: row for row in table}
 
 
 class World:
@@ -230,7 +227,7 @@ PROVED = {
         f"{PAUSES}::test_an_event_loop_that_was_blocked_is_treated_like_a_pause",
         "tests/transactions/test_contention.py::test_a_duplicate_waits_for_the_commit_and_replays",
     },
-    "The store is away": {
+    "The store is unreachable": {
         "tests/docs/test_run_twice.py::test_what_cannot_be_saved_before_the_lease_ends_runs_again_unless_it_is_held",
         "tests/faults/test_store_down.py::test_a_function_is_told_in_time_that_redis_stands_still_and_gives_way_to_a_successor",
         "tests/faults/test_saving.py::test_a_result_that_could_not_be_stored_in_time_does_not_touch_its_successor",
@@ -241,7 +238,7 @@ PROVED = {
         "tests/stores/test_tiered_storm.py::test_what_redis_loses_is_replayed_from_sql_and_never_run_again",
         "tests/stores/test_tiered_storm.py::test_a_failover_that_loses_a_claim_and_a_finished_record_runs_nothing_twice",
     },
-    "The clock of the store jumps forward": {
+    "The store's clock jumps forward": {
         "tests/faults/test_store_clock.py::test_after_a_jump_forward_leases_end_early_and_the_late_owner_is_refused",
         "tests/faults/test_store_clock.py::test_after_a_jump_forward_retention_ends_early",
     },
