@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -197,11 +199,44 @@ def test_what_no_call_runs_again_is_shown_as_exhausted_with_what_to_do(semel):
     assert ran == 1
 
 
+def test_what_has_failed_as_often_as_its_policy_allows_is_shown_as_exhausted_too(semel):
+    def decline() -> None:
+        raise ValueError("declined")
+
+    allowed = Policy(max_attempts=2)
+    with Idempotency(semel.url) as engine:
+        for state in ("retryable", "exhausted"):
+            with pytest.raises(ValueError, match="declined"):
+                engine.execute("order:7", decline, scope="orders", policy=allowed)
+            assert keys(semel.on_store("list", "--state", state)) == ["order:7"]
+        assert keys(semel.on_store("list", "--state", "retryable")) == []
+        with pytest.raises(AttemptsExhausted):
+            engine.execute("order:7", pytest.fail, scope="orders", policy=allowed)
+        shown = semel.on_store("show", "orders", "order:7")
+        assert "state        exhausted\n" in shown.out
+        assert "error        ValueError\n" in shown.out
+        assert "to run it again: semel forget orders order:7, then send it again\n" in shown.out
+        assert "resolve" not in shown.out
+        semel.on_store("forget", "orders", "order:7")
+        assert engine.execute("order:7", lambda: 1, scope="orders", policy=allowed) == 1
+
+
+def test_a_failure_that_cannot_be_read_says_nothing_of_attempts(semel_sqlite):
+    semel_sqlite.fail("order:7", final=False)
+    with closing(sqlite3.connect(semel_sqlite.url.removeprefix("sqlite:///"))) as connection:
+        connection.execute("UPDATE idempotent_record SET result_payload = x'00'")
+        connection.commit()
+    assert keys(semel_sqlite.on_store("list", "--state", "retryable")) == ["order:7"]
+
+
 def test_what_is_held_waits_for_a_decision_however_often_it_was_tried(semel_sqlite):
     semel_sqlite.exhaust("order:7", hold=True)
     shown = semel_sqlite.on_store("show", "orders", "order:7")
     assert "state        abandoned\n" in shown.out
     assert "to decide: semel resolve orders order:7" in shown.out
+    said = semel_sqlite.on_store("resolve", "orders", "order:7", "--failed", "no", "--retryable")
+    assert said.out.startswith("resolved as retryable: no attempt is left")
+    assert "state        exhausted\n" in semel_sqlite.on_store("show", "orders", "order:7").out
 
 
 def test_show_prints_the_keys_that_its_attempts_sent_downstream(filled):

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.codec import decode_failure, encode_failure, omission_reason, omitted
+from semel.core.codec import (
+    decode_failure,
+    encode_failure,
+    most_attempts,
+    omission_reason,
+    omitted,
+)
 from semel.core.records import FAILURE, OMITTED, Encoded
 from semel.errors import SerializationError
 
@@ -43,6 +49,13 @@ def test_a_failure_keeps_its_type_and_message():
 
 def test_the_format_of_a_failure_is_what_it_always_was():
     assert encode_failure(ValueError('"no"')) == Encoded(FAILURE, b'["ValueError","\\"no\\""]')
+
+
+@pytest.mark.parametrize(("most", "kept"), [(None, None), (3, 3), (2**70, None)])
+def test_a_failure_keeps_how_many_attempts_its_policy_allows(most, kept):
+    stored = encode_failure(ValueError("no"), most)
+    assert most_attempts(stored) == kept
+    assert decode_failure(stored) == ("ValueError", "no")
 
 
 def test_a_long_message_is_cut():

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from semel import repair
 from semel.cli.audit import user
-from semel.cli.formatting import duration, exhausted, moment, state_of
+from semel.cli.formatting import duration, is_last, moment, state_of
 from semel.cli.results import given_tree, resolution_of
 from semel.cli.store import NO_RECORD, PAGE, key_of, open_engine, read_pages
 from semel.cli.terminal import Progress, can_ask, confirmed, say
@@ -198,7 +198,7 @@ def resolve(options: Namespace) -> int:
     if not isinstance(decision, Resolved):
         say("nothing was decided: another process was faster")
         return 1
-    runs = before is None or not exhausted(before)
+    runs = before is None or not is_last(before)
     print(f"resolved as {_named(resolution, runs=runs)}")
     left = duration(decision.kept_until - decision.at)
     again = "a call after that runs again"

@@ -8,24 +8,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from semel.core import run_info
+from semel.core.codec import most_attempts
 from semel.core.observers import printable
 from semel.core.policy import DAY, HOUR, MINUTE
-from semel.core.records import Record, State
+from semel.core.records import FAILURE, Record, State
+from semel.errors import SerializationError
 from semel.repair import StoredFailure, read_result
 
-STATES: dict[str, State] = {
-    "processing": State.PROCESSING,
-    "abandoned": State.PROCESSING,
-    "exhausted": State.PROCESSING,
-    "succeeded": State.SUCCEEDED,
-    "failed": State.FAILED,
-    "retryable": State.FAILED,
+STATES: dict[str, tuple[State, ...]] = {
+    "processing": (State.PROCESSING,),
+    "abandoned": (State.PROCESSING,),
+    "exhausted": (State.PROCESSING, State.FAILED),
+    "succeeded": (State.SUCCEEDED,),
+    "failed": (State.FAILED,),
+    "retryable": (State.FAILED,),
 }
 """The states as an operator sees them, see `state_of`, and what is stored for each."""
 
@@ -52,22 +55,34 @@ _HELD: dict[bool | None, str] = {True: "yes", False: "no", None: "-"}
 
 def state_of(record: Record) -> str:
     """Name the state as an operator sees it."""
+    if exhausted(record):
+        return "exhausted"
     if record.abandoned:
-        return "exhausted" if exhausted(record) else "abandoned"
+        return "abandoned"
     if record.state is State.FAILED and record.retryable:
         return "retryable"
     return record.state.name.lower()
 
 
 def exhausted(record: Record) -> bool:
-    """Return whether an abandoned attempt was the last one that its policy allows.
+    """Return whether only the bound on attempts keeps the next call from running.
 
-    Held, it waits for a decision first.
+    A held attempt waits for a decision first.
     """
-    info = run_info.read(record.run_info)
-    if info is None or info.most is None or record.hold or not record.abandoned:
-        return False
-    return record.number >= info.most
+    waits = record.abandoned and not record.hold
+    return (waits or record.retryable) and is_last(record)
+
+
+def is_last(record: Record) -> bool:
+    """Return whether an attempt was the last one that its policy allows, however it ended."""
+    most, outcome = None, record.outcome
+    if outcome is None:
+        info = run_info.read(record.run_info)
+        most = None if info is None else info.most
+    elif outcome.codec == FAILURE:
+        with suppress(SerializationError):
+            most = most_attempts(outcome)
+    return most is not None and record.number >= most
 
 
 def held(record: Record) -> bool | None:

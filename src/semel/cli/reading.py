@@ -20,12 +20,19 @@ from semel.cli.formatting import (
     age,
     as_json,
     columns,
+    exhausted,
     fields,
     pairs,
     row,
     state_of,
 )
-from semel.cli.results import how_to_decide, result_data, result_summary, result_text
+from semel.cli.results import (
+    how_to_decide,
+    how_to_run_again,
+    result_data,
+    result_summary,
+    result_text,
+)
 from semel.cli.store import NO_RECORD, PAGE, hint_if_empty, key_of, open_engine, read_pages
 from semel.cli.terminal import Progress, coloured, say
 from semel.core.records import Record
@@ -61,14 +68,15 @@ def _say_why_empty(engine: Idempotency, options: Namespace) -> None:
 
 def _listed(engine: Idempotency, options: Namespace, progress: Progress) -> Iterator[Record]:
     limit = min(PAGE, options.limit + 1)
-    stored = None if options.state is None else STATES[options.state]
+    narrowed = {"scope": options.scope, "prefix": options.prefix}
     read = 0
-    for page in read_pages(engine, limit, scope=options.scope, prefix=options.prefix, state=stored):
-        for record in page:
-            if options.state in {None, state_of(record)} and age(record) >= options.age:
-                yield record
-        read += len(page)
-        progress.show(f"{read:,} records read")
+    for stored in (None,) if options.state is None else STATES[options.state]:
+        for page in read_pages(engine, limit, **narrowed, state=stored):
+            for record in page:
+                if options.state in {None, state_of(record)} and age(record) >= options.age:
+                    yield record
+            read += len(page)
+            progress.show(f"{read:,} records read")
 
 
 def show(options: Namespace) -> int:
@@ -90,6 +98,8 @@ def show(options: Namespace) -> int:
         print(f"\n{result_text(record)}")
     if record.abandoned:
         print(f"\n{how_to_decide(record)}")
+    elif exhausted(record):
+        print(f"\n{how_to_run_again(record)}")
     return 0
 
 

@@ -160,21 +160,14 @@ _GIVEN: Final = {
 def how_to_decide(record: Record) -> str:
     """Return the command that decides what became of an abandoned attempt."""
     info = run_info.read(record.run_info)
-    name = f"{quote(record.scope)} {quote(record.key)}"
-    if record.key.startswith("-") or not name.isprintable():  # else it would be read otherwise
-        name = f"--digest {quote(printable(record.scope))} {record.identity.key_digest}"
-    command = f"semel resolve {name}"
+    command = f"semel resolve {_name(record)}"
     if info is None and record.hold:  # of an older release: how long to keep it is not known
         command += " --ttl TIME"
     failed = "--failed TEXT, with --retryable if the next call may run"
     given = "--succeeded JSON" if info is None else _GIVEN.get(info.codec)
     begin = "to decide: "
     if exhausted(record):
-        begin = (
-            "exhausted: its policy allows no further attempt, so calls get AttemptsExhausted\n"
-            f"to run it again: semel forget {name}, then send it again\n"
-            "to decide instead: "
-        )
+        begin = f"{how_to_run_again(record)}\nto decide instead: "
         failed = "--failed TEXT"
     elif not record.hold:
         begin = (
@@ -184,6 +177,22 @@ def how_to_decide(record: Record) -> str:
     if given is None:
         return f"{begin}{command} {failed}; its codec is known to its program alone"
     return f"{begin}{command} {given}; or {failed}"
+
+
+def how_to_run_again(record: Record) -> str:
+    """Return what lets an operation run again whose policy allows no further attempt."""
+    return (
+        "exhausted: its policy allows no further attempt, so calls get AttemptsExhausted\n"
+        f"to run it again: semel forget {_name(record)}, then send it again"
+    )
+
+
+def _name(record: Record) -> str:
+    """Return the arguments by which a command finds this record."""
+    name = f"{quote(record.scope)} {quote(record.key)}"
+    if record.key.startswith("-") or not name.isprintable():  # else it would be read otherwise
+        return f"--digest {quote(printable(record.scope))} {record.identity.key_digest}"
+    return name
 
 
 # --- to show -------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from semel.core.codec_types import (
     write_object,
 )
 from semel.core.records import FAILURE, OMITTED, Encoded, Identity
+from semel.core.run_info import LARGEST_MOST
 from semel.errors import ConfigError, ResultUnavailable, SerializationError, about
 
 
@@ -208,21 +209,42 @@ MESSAGE_LIMIT: Final = 1000
 """Characters of a failure's message that are kept."""
 
 
-_failure_decoder = msgspec.json.Decoder(tuple[str, str])
+class _Failure(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    type_name: str
+    message: str
+    most: int | None = None
 
 
-def encode_failure(error: BaseException) -> Encoded:
-    """Keep the type name and the message of an exception."""
+_failure_decoder = msgspec.json.Decoder(_Failure)
+
+
+def encode_failure(error: BaseException, most: int | None = None) -> Encoded:
+    """Keep the type name and the message of an exception.
+
+    `most` is the `max_attempts` of its policy, if the next attempt may run.
+    """
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure itself
         message = "(its message could not be read)"
-    pair = (_clean(type(error).__name__), _clean(message))
-    return Encoded(FAILURE, msgspec.json.encode(pair))
+    kept: tuple[str | int, ...] = (_clean(type(error).__name__), _clean(message))
+    if most is not None and most <= LARGEST_MOST:
+        kept += (most,)
+    return Encoded(FAILURE, msgspec.json.encode(kept))
 
 
 def decode_failure(stored: Encoded) -> tuple[str, str]:
     """Read the type name and the message of a stored failure."""
+    failure = _read_failure(stored)
+    return failure.type_name, failure.message
+
+
+def most_attempts(stored: Encoded) -> int | None:
+    """Read the `max_attempts` of a stored failure; None = no bound, or one that is not known."""
+    return _read_failure(stored).most
+
+
+def _read_failure(stored: Encoded) -> _Failure:
     try:
         return _failure_decoder.decode(stored.data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -115,7 +115,9 @@ class AsyncDecider:
         be stored is left out.
         """
         if isinstance(resolution, Failed):
-            return StoredResult(encode_failure(ResolvedFailure(resolution.error)), None)
+            info = run_info.read(record.run_info) if resolution.retryable else None
+            most = None if info is None else info.most
+            return StoredResult(encode_failure(ResolvedFailure(resolution.error), most), None)
         setup = self._runs.setup
         result = encode_for(
             resolution.value,

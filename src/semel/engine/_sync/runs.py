@@ -514,7 +514,7 @@ class Runs(Outcomes[Store]):
                     recorded = self.store.fail(
                         call.identity,
                         lease.owner,
-                        encode_failure(error),
+                        encode_failure(error, None if final else call.rules.max_attempts),
                         retryable=not final,
                         keep_fingerprint=decision != "forget",
                         ttl=call.rules.ttl if final else call.rules.failed_ttl,
