@@ -248,6 +248,7 @@ def grown(worker: Worker, send: Callable[[], object]) -> int:
 
 def main() -> None:
     count = int(os.environ.get("COUNT", "10000")) // len(STACKS) + 1
+    after = max(1, count - WARM)  # of a small count, too, the first ones fill caches
     end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "10"))
     with tempfile.TemporaryDirectory(prefix="semel-fuzz-") as root, working(Path(root)) as workers:
         total = 0
@@ -257,7 +258,7 @@ def main() -> None:
             more = []
             growth = grown(
                 worker,
-                lambda: more.append(fuzz(worker, count - WARM, number=number + 100, until=end)),  # noqa: B023 - called at once
+                lambda: more.append(fuzz(worker, after, number=number + 100, until=end)),  # noqa: B023 - called at once
             )
             total += more[0]
             check_keys(worker, workers.folder.store("sqlite"))
