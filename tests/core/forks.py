@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sqlite3
 import threading
@@ -22,8 +23,9 @@ from semel.core.process import ForkAware
 from semel.core.records import Claimed
 from semel.observe import Tally
 from semel.repair import Reconciler, Unknown
-from semel.stores.memory import MemoryStore
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
 from semel.stores.sql.sqlite import AsyncSQLiteStore, SQLiteStore
+from semel.testing import AsyncFaultyStore, FaultyStore
 from stores.sqlite_helpers import ask, finish, in_a_fork
 from unseen import in_an_unseen_fork, unseen_fork
 
@@ -320,6 +322,38 @@ def test_a_reconciler_can_be_started_in_a_child(tmp_path):
 
         assert in_an_unseen_fork(start) == "True"
         reconciler.stop()
+
+
+# --- inside a call -----------------------------------------------------------------------------
+
+
+def overdue(engine):
+    """Begin a call of an engine, and let its lease be due; its timer waits for longer than that."""
+    (lease,) = engine._internals.leases.running()
+    lease.due = 0.0
+    return engine._internals.renewer
+
+
+def test_the_timer_of_an_inherited_call_renews_nothing():
+    store = FaultyStore(MemoryStore())
+    with Idempotency(store) as idem, pytest.raises(LeaseLost), idem.attempt("k") as attempt:
+        renewer = overdue(idem)
+        pretend_fork()
+        assert renewer.tick() == math.inf
+        attempt.result = "the child's"
+    assert not {"renew", "renew_many", "complete"} & {call.verb for call in store.calls}
+
+
+async def test_so_it_is_where_a_task_is_inherited_with_its_loop():
+    store = AsyncFaultyStore(AsyncMemoryStore())
+    async with AsyncIdempotency(store) as idem:
+        with pytest.raises(LeaseLost):
+            async with idem.attempt("k") as attempt:
+                renewer = overdue(idem)
+                pretend_fork()
+                assert await renewer.tick() == math.inf
+                attempt.result = "the child's"
+    assert not {"renew", "renew_many", "complete"} & {call.verb for call in store.calls}
 
 
 # --- inside a block ----------------------------------------------------------------------------
