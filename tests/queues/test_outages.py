@@ -12,6 +12,7 @@ from queues import outages
 from queues.aof import Write
 from queues.ledger import Note
 from queues.outages import LEASE, MODES, WALL, Answered, Hindrances, Span, cause_of, round_of
+from queues.workers import Waits
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -110,3 +111,18 @@ def test_the_cause_of_a_repeat_is_read_from_what_redis_has_kept(
         Answered(outcome, BEGAN + renewed),
     )
     assert found == cause
+
+
+def test_a_thread_that_ended_takes_no_time_from_what_the_others_waited(tmp_path):
+    def tell(thread, waited):
+        (tmp_path / thread).mkdir(exist_ok=True)
+        (tmp_path / thread / "schedstat").write_text(f"5 {waited}000000 7\n")
+
+    tell("1", 1000)
+    tell("2", 4000)
+    waits = Waits(tmp_path)
+    tell("1", 1500)
+    (tmp_path / "2" / "schedstat").unlink()  # as of a thread that ends while it is looked at
+    tell("3", 250)
+    assert waits.since_last() == 0.75
+    assert waits.since_last() == 0

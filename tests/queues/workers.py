@@ -103,6 +103,26 @@ PULSE = 0.05
 STARVED = 0.1
 
 
+class Waits:
+    """How long the threads in a folder of /proc were ready to run while others had the cores."""
+
+    def __init__(self, threads: Path) -> None:
+        self._threads = threads
+        self._before = self._read()
+
+    def since_last(self) -> float:
+        """Seconds since the last call; what a thread that has ended had waited takes none away."""
+        before, self._before = self._before, self._read()
+        return sum(now - before.get(name, 0) for name, now in self._before.items()) / 1e9
+
+    def _read(self) -> dict[str, int]:
+        found = {}
+        for thread in self._threads.iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                found[thread.name] = int((thread / "schedstat").read_text().split()[1])
+        return found
+
+
 def note_starvation(ledger: Ledger) -> None:
     """Note when this process did not run, by a thread that should run often.
 
@@ -110,22 +130,14 @@ def note_starvation(ledger: Ledger) -> None:
     Where that is short, the process has kept itself from running.
     """
 
-    def waited() -> float:
-        found = 0
-        for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                found += int((thread / "schedstat").read_text().split()[1])
-        return found / 1e9
-
     def beat() -> None:
-        woken, before = time.monotonic(), waited()
+        woken, waits = time.monotonic(), Waits(Path("/proc/self/task"))
         while True:
             time.sleep(PULSE)
             began, woken = woken, time.monotonic()
-            late, now = woken - began - PULSE, waited()
+            late, queued = woken - began - PULSE, waits.since_last()
             if late > STARVED:
-                ledger.note("starved", seconds=late, queued=now - before)
-            before = now
+                ledger.note("starved", seconds=late, queued=queued)
 
     threading.Thread(target=beat, name="pulse", daemon=True).start()
 
