@@ -1,0 +1,73 @@
+"""Hooks of the site: files from outside `docs/` become part of a page, with links that work there.
+
+`project/changes.md` includes `CHANGELOG.md`, whose links are written for the place where it stands
+in the repository. This hook replaces a line `--8<-- "CHANGELOG.md"` with the text of the file, and
+turns its links around: pages of the site are linked from the page, and every other file of the
+repository becomes plain text, because the site does not have it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+INCLUDE = re.compile(r'^--8<-- "(?P<file>[\w./-]+)"$', re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+IMAGE = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+PLACES = {
+    "CHANGELOG.md": "project/changes.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "benchmarks/results.md": "project/benchmarks.md",
+}
+"""Files of the repository that a page of the site includes whole."""
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:  # noqa: ANN401
+    """Put the included files into the page."""
+    return included(markdown, page.file.src_uri)
+
+
+def included(markdown: str, page: str) -> str:
+    """Return the text of the page (a path in `docs/`) with its files from outside `docs/`."""
+
+    def replaced(found: re.Match[str]) -> str:
+        file = found["file"]
+        return moved((ROOT / file).read_text(encoding="utf-8"), file, page)
+
+    return INCLUDE.sub(replaced, markdown)
+
+
+def moved(text: str, file: str, page: str) -> str:
+    """Return a file's text with links that work on a page of the site."""
+
+    def link(found: re.Match[str]) -> str:
+        target = _on_the_site(found["target"], file, page)
+        return found["text"] if target is None else f"[{found['text']}]({target})"
+
+    def image(found: re.Match[str]) -> str:
+        target = _on_the_site(found["target"], file, page)
+        return "" if target is None else f"![{found['text']}]({target})"
+
+    parts: list[str] = []
+    end = 0
+    for fence in FENCE.finditer(text):
+        parts += [IMAGE.sub(image, LINK.sub(link, text[end : fence.start()])), fence[0]]
+        end = fence.end()
+    return "".join([*parts, IMAGE.sub(image, LINK.sub(link, text[end:]))])
+
+
+def _on_the_site(target: str, file: str, page: str) -> str | None:
+    """Return the link as the page needs it; None = the site does not have it."""
+    if target.startswith(("#", "https://", "http://", "mailto:")):
+        return target
+    path, _, anchor = target.partition("#")
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+    path = PLACES.get(path, path.removeprefix("docs/") if path.startswith("docs/") else "")
+    if not path or path == "mission.md":
+        return None
+    relative = posixpath.relpath(path, posixpath.dirname(page))
+    return f"{relative}#{anchor}" if anchor else relative
