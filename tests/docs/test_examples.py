@@ -11,19 +11,26 @@ warning is an error. Some things can be said about a block:
 - `mysql://shop:secret@localhost/shop` in it: a private MariaDB stands in.
 - `postgresql://shop:secret@localhost/shop` in it: a private PostgreSQL stands in.
 - `amqp://guest:guest@localhost/` in it: a private RabbitMQ stands in.
+- `localhost:9092` in it: a private Kafka cluster stands in.
+- `nats://localhost:4222` in it: a private NATS with JetStream stands in.
+- `import boto3` in it: a private SQS stands in for AWS.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from servers.brokers import kafka_cluster, nats_server, sqs_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,6 +44,16 @@ LOCAL_REDIS = re.compile(r"redis://localhost:6379\b")
 LOCAL_MYSQL = "mysql://shop:secret@localhost/shop"
 LOCAL_POSTGRES = "postgresql://shop:secret@localhost/shop"
 LOCAL_RABBITMQ = "amqp://guest:guest@localhost/"
+LOCAL_KAFKA = "localhost:9092"
+LOCAL_NATS = "nats://localhost:4222"
+NOBODYS_AWS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "eu-central-1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+USES_AWS = re.compile(r"^import boto3$", re.MULTILINE)
 OF_PYTEST = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
 
 
@@ -76,10 +93,17 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+@pytest.fixture
+def stand_ins() -> Iterator[contextlib.ExitStack]:
+    """Servers that a page needs, until its example has ended."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))], ids=name
 )
-def test_the_examples_of_the_page_work(page, tmp_path, request):
+def test_the_examples_of_the_page_work(page, tmp_path, request, stand_ins):
     found = blocks(page.read_text(encoding="utf-8"))
     for block in found:
         padded = "\n" * (block.line - 1) + block.code
@@ -95,9 +119,15 @@ def test_the_examples_of_the_page_work(page, tmp_path, request):
         source = source.replace(LOCAL_POSTGRES, request.getfixturevalue("postgres_url"))
     if LOCAL_RABBITMQ in source:
         source = source.replace(LOCAL_RABBITMQ, request.getfixturevalue("virtual_host").url)
+    if LOCAL_KAFKA in source:
+        source = source.replace(LOCAL_KAFKA, stand_ins.enter_context(kafka_cluster()))
+    if LOCAL_NATS in source:
+        source = source.replace(LOCAL_NATS, stand_ins.enter_context(nats_server()))
     example = tmp_path / f"page_{page.stem}.py"  # a plain name could hide a package
     example.write_text(source, encoding="utf-8")
     settings = {key: value for key, value in os.environ.items() if not key.startswith("SEMEL_")}
+    if USES_AWS.search(source):
+        settings |= NOBODYS_AWS | {"AWS_ENDPOINT_URL": stand_ins.enter_context(sqs_server())}
     done = subprocess.run(
         [sys.executable, "-W", "error", example],
         cwd=tmp_path,
