@@ -36,12 +36,14 @@ WORDS: dict[str, str] = {}
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 NOT_PROSE = re.compile(
     r"<!--.*?-->"  # a remark
-    r"|``.+?``|`(?!\w+Error`)[^`]+`"  # code, but for the name of an error
+    r"|``.+?``|`[^`]+`"  # code
     r"|\]\([^)]*\)|https?://\S+"  # where a link leads
     r"|<[^<>\n]+>"  # a tag
     r'|"[^"\n]*"|\u201c[^\u201d]*\u201d',  # a quotation
     re.DOTALL,
 )
+ERROR = re.compile(r"`\w+Error`")
+"""What stays, because a phrase of the list has it."""
 
 
 class Found(NamedTuple):
@@ -68,6 +70,8 @@ def pages(root: Path) -> list[Path]:
 
 def blank(found: re.Match[str]) -> str:
     """Return spaces in place of what is no prose, so that every line stays where it is."""
+    if ERROR.fullmatch(found[0]):
+        return found[0]
     return re.sub(r"[^\n]", " ", found[0])
 
 
