@@ -19,18 +19,14 @@ warning is an error. Some things can be said about a block:
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-from servers.brokers import kafka_cluster, nats_server, sqs_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -93,17 +89,10 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.fixture
-def stand_ins() -> Iterator[contextlib.ExitStack]:
-    """Servers that a page needs, until its example has ended."""
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))], ids=name
 )
-def test_the_examples_of_the_page_work(page, tmp_path, request, stand_ins):
+def test_the_examples_of_the_page_work(page, tmp_path, request):
     found = blocks(page.read_text(encoding="utf-8"))
     for block in found:
         padded = "\n" * (block.line - 1) + block.code
@@ -120,14 +109,14 @@ def test_the_examples_of_the_page_work(page, tmp_path, request, stand_ins):
     if LOCAL_RABBITMQ in source:
         source = source.replace(LOCAL_RABBITMQ, request.getfixturevalue("virtual_host").url)
     if LOCAL_KAFKA in source:
-        source = source.replace(LOCAL_KAFKA, stand_ins.enter_context(kafka_cluster()))
+        source = source.replace(LOCAL_KAFKA, request.getfixturevalue("kafka_address"))
     if LOCAL_NATS in source:
-        source = source.replace(LOCAL_NATS, stand_ins.enter_context(nats_server()))
+        source = source.replace(LOCAL_NATS, request.getfixturevalue("nats_url"))
     example = tmp_path / f"page_{page.stem}.py"  # a plain name could hide a package
     example.write_text(source, encoding="utf-8")
     settings = {key: value for key, value in os.environ.items() if not key.startswith("SEMEL_")}
     if USES_AWS.search(source):
-        settings |= NOBODYS_AWS | {"AWS_ENDPOINT_URL": stand_ins.enter_context(sqs_server())}
+        settings |= NOBODYS_AWS | {"AWS_ENDPOINT_URL": request.getfixturevalue("sqs_url")}
     done = subprocess.run(
         [sys.executable, "-W", "error", example],
         cwd=tmp_path,
