@@ -76,17 +76,19 @@ def test_the_first_example_of_an_integration_says_whose_key_it_is_and_holds_none
 
 @pytest.mark.parametrize(
     ("first", "folder"),
-    [
-        ("README.md", "protect"),
-        ("docs/index.md", "protect"),
-        ("docs/reference/index.md", "reference"),
-    ],
+    [("docs/protect/index.md", "protect"), ("docs/reference/index.md", "reference")],
 )
-def test_every_page_is_linked_from_the_first_page(first, folder):
+def test_every_page_is_linked_from_the_first_page_of_its_part(first, folder):
     text = (ROOT / first).read_text(encoding="utf-8")
     linked = {link.rpartition("/")[2] for link in re.findall(r"\]\(([^)#]+\.md)", text)}
     pages = {page.name for page in (ROOT / "docs" / folder).glob("*.md")} - {"index.md"}
     assert pages - linked == set()
+
+
+def test_the_readme_links_the_guide_of_every_integration():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    others = ["sessions", "celery", "rabbitmq", "queues", "schedules", "clients"]
+    assert [n for n in [*INTEGRATIONS, *others] if f"](docs/protect/{n}.md)" not in readme] == []
 
 
 @pytest.mark.parametrize("page", ["http", "fastapi", "grpc"])
