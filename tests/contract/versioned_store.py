@@ -89,7 +89,7 @@ class VersionedStore(Store):
             written = None if record is None else self._packed(record)
             if self._table.write_if(identity.digest, version, written):
                 return answer
-            # Somebody else has written meanwhile: judge what is there now.
+            # Another process has written meanwhile: judge what is there now.
         raise StoreUnavailable(f"the record changed {self._tries} times while it was being judged")
 
     def _packed(self, record: Record) -> bytes:
