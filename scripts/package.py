@@ -7,12 +7,13 @@ The source distribution holds every file that git does not ignore, the tests amo
 
 The wheel is built from the source distribution, which proves that this one is complete. The build
 uses the hatchling of this environment, and downloads nothing. The new environment has semel and its
-dependencies only, and runs every Python example of the README.
+dependencies only, and runs each Python example of the README that needs no extra.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -83,9 +84,26 @@ def use(wheel: Path, folder: Path) -> None:
     run(semel, "--version")
     readme = (PROJECT / "README.md").read_text(encoding="utf-8")
     example = folder / "readme.py"
-    example.write_text("\n".join(_EXAMPLE.findall(readme)), encoding="utf-8")
+    alone = [code for code in _EXAMPLE.findall(readme) if not wants(code)]
+    example.write_text("\n".join(alone), encoding="utf-8")
     run(python, "-W", "error", example, folder=folder)
-    print("The README's examples work with the installed wheel.")
+    print(f"{len(alone)} of the README's examples need no extra, and work with the wheel.")
+
+
+def wants(code: str) -> set[str]:
+    """Return the packages that an example needs beside semel."""
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(code))
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    return imported - {"semel"} - sys.stdlib_module_names
 
 
 def output(*command: str) -> str:
