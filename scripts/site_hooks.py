@@ -1,9 +1,11 @@
 """Hooks of the site: files from outside `docs/` become part of a page, with links that work there.
 
 `project/changes.md` includes `CHANGELOG.md`, whose links are written for the place where it stands
-in the repository. This hook replaces a line `--8<-- "CHANGELOG.md"` with the text of the file, and
-turns its links around: pages of the site are linked from the page, and every other file of the
-repository becomes plain text, because the site does not have it.
+in the repository. A line `--8<-- "CHANGELOG.md"` becomes the text of the file, and its links are
+turned around: pages of the site are linked from the page, and a link to any other file of the
+repository becomes plain text, because the site doesn't have it.
+
+The page of the decisions lists them. The search leaves them out: they are for contributors.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^--8<-- "(?P<file>[\w./-]+)"$', re.MULTILINE)
@@ -22,13 +27,35 @@ PLACES = {
     "CHANGELOG.md": "project/changes.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "benchmarks/results.md": "project/benchmarks.md",
+    "benchmarks/chart.svg": "assets/benchmarks.svg",
 }
-"""Files of the repository that a page of the site includes whole."""
+"""What the site has of the repository outside `docs/`, and where."""
+DECISION = re.compile(r"project/decisions/\d{3}-")
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:  # noqa: ANN401
-    """Put the included files into the page."""
-    return included(markdown, page.file.src_uri)
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the picture of the benchmarks, which the report draws beside itself."""
+    chart = ROOT / "benchmarks" / "chart.svg"
+    files.append(File.generated(config, PLACES["benchmarks/chart.svg"], abs_src_path=str(chart)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: object) -> str:
+    """Put the included files into the page, and the decisions into their list."""
+    place = page.file.src_uri
+    if DECISION.match(place):
+        page.meta["search"] = {"exclude": True}
+    if place == "project/decisions/README.md":
+        return f"{markdown}\n{decisions(Path(config.docs_dir) / 'project' / 'decisions')}"
+    return included(markdown, place)
+
+
+def decisions(folder: Path) -> str:
+    """Return a list of the decisions, each with its title and a link."""
+    pages = sorted(folder.glob("[0-9]*.md"))
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for page in pages]
+    rows = zip(titles, pages, strict=True)
+    return "\n".join(f"- [{title.replace('`', '')}]({page.name})" for title, page in rows)
 
 
 def included(markdown: str, page: str) -> str:
