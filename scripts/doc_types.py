@@ -40,6 +40,7 @@ PYRIGHT = {
     "typeCheckingMode": "standard",
     "pythonVersion": "3.11",
     "useLibraryCodeForTypes": False,  # what a package without types seems to be misleads
+    "reportFunctionMemberAccess": "none",  # `task.delay`: an untyped decorator is taken for none
     "reportRedeclaration": "none",
     "reportMissingModuleSource": "none",
 }
