@@ -18,8 +18,8 @@ from semel.stores.base import Store
 class Table:
     """Stands for your database: items with a version, written only if it is still the same.
 
-    A version is never used twice. A counter that starts again after a delete would let a late
-    write pass for one that has seen the new item.
+    A version is never used twice. A counter that starts again after a delete would let
+    a late write pass for one that has seen the new item.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Table:
         return self._items.get(key)
 
     def write_if(self, key: bytes, version: str | None, item: bytes | None) -> bool:
-        """Write the item (None: delete it) if it still has this version; None: if there is none."""
+        """Write the item (None: delete) if its version is this one (None: absent)."""
         with self._lock:
             if self._items.get(key, (None, b""))[0] != version:
                 return False
@@ -87,17 +87,17 @@ class VersionedStore(Store):
             if self._table.write_if(identity.digest, version, written):
                 return answer
             # Another process has written meanwhile: judge what is there now.
-        raise StoreUnavailable(f"the record changed {self._tries} times while it was being judged")
+        raise StoreUnavailable(f"the record changed {self._tries} times in a row")
 
     def _packed(self, record: records.Record) -> bytes:
         item = self.FORMAT + msgspec.msgpack.encode(record)
         if len(item) > self._largest_item:
-            raise ValueRejected(f"the database takes {self._largest_item} bytes, not {len(item)}")
+            raise ValueRejected(f"{len(item)} bytes; at most {self._largest_item} fit")
         return item
 
     def _read(self, item: bytes) -> records.Record:
         if not item.startswith(self.FORMAT):
-            raise RecordUnreadable("the record has a format that this release does not know")
+            raise RecordUnreadable("this release doesn't know the record's format")
         try:
             return msgspec.msgpack.decode(item[len(self.FORMAT) :], type=records.Record)
         except (msgspec.DecodeError, UnicodeDecodeError) as broken:
