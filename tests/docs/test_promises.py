@@ -119,9 +119,9 @@ def test_a_page_that_names_the_policy_of_payments_says_what_it_costs(page):
     assert "](http.md#payments)" in text or "\n## Payments\n" in text
 
 
-@pytest.mark.parametrize("page", ["mysql.md", "postgresql.md"])
+@pytest.mark.parametrize("page", ["index.md", "mysql.md"])
 def test_an_example_closes_the_stores_that_it_opens(page):
     text = (ROOT / "docs" / "stores" / page).read_text(encoding="utf-8")
     opened = text.count("\nstore = ")
-    assert opened >= 2
+    assert opened >= 1
     assert text.count("\nstore.close()") == opened
