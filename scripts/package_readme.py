@@ -1,10 +1,10 @@
-"""The README as a package index shows it: what leads to a file of the repository is absolute, or gone.
+"""The README as a package index shows it: no link or picture leads into the repository.
 
-An index shows the README alone, where `docs/start/tutorial.md` leads nowhere. When hatchling builds the
-package, it calls this hook, which reads two addresses from `[project.urls]`: "Documentation" (with a
-slash at its end) and "Source" (without one). Links to pages of `docs/` become links to the
-documentation, and links to other files and pictures become links to the source of this version. While
-the project has no such address, the text of a link stays without its link, and pictures are left out.
+An index shows the README alone, where `docs/start/tutorial.md` leads nowhere. When hatchling builds
+the package, it calls this hook, which reads two addresses from `[project.urls]`: "Documentation"
+(with a slash at its end) and "Source" (without one). Links to pages of `docs/` become links to the
+documentation. Links to other files, and pictures, become links to the source of this version. While
+the project has no such address, a link keeps only its text, and pictures are left out.
 """
 
 from __future__ import annotations
