@@ -5,6 +5,8 @@ in the repository. A line `--8<-- "CHANGELOG.md"` becomes the text of the file, 
 turned around: pages of the site are linked from the page, and a link to any other file of the
 repository becomes plain text, because the site doesn't have it.
 
+Beside each page stands its Markdown, for the links of `llms.txt`.
+
 The page of the decisions lists them. The search leaves them out: they are for contributors.
 """
 
@@ -30,6 +32,8 @@ PLACES = {
     "benchmarks/chart.svg": "assets/benchmarks.svg",
 }
 """What the site has of the repository outside `docs/`, and where."""
+UNPUBLISHED = {"mission.md", "project/decisions/template.md"}
+"""What `exclude_docs` in mkdocs.yml leaves out."""
 DECISION = re.compile(r"project/decisions/\d{3}-")
 
 
@@ -48,6 +52,16 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: ob
     if place == "project/decisions/README.md":
         return f"{markdown}\n{decisions(Path(config.docs_dir) / 'project' / 'decisions')}"
     return included(markdown, place)
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Put the Markdown of each page beside it, with what it includes."""
+    docs, site = Path(config.docs_dir), Path(config.site_dir)
+    for page in docs.rglob("*.md"):
+        place = page.relative_to(docs)
+        if (site / place).parent.is_dir() and str(place) not in UNPUBLISHED:
+            text = included(page.read_text(encoding="utf-8"), place.as_posix())
+            (site / place).write_text(text, encoding="utf-8")
 
 
 def decisions(folder: Path) -> str:
@@ -94,7 +108,7 @@ def _on_the_site(target: str, file: str, page: str) -> str | None:
     path, _, anchor = target.partition("#")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
     path = PLACES.get(path, path.removeprefix("docs/") if path.startswith("docs/") else "")
-    if not path or path == "mission.md":
+    if not path or path in UNPUBLISHED:
         return None
     relative = posixpath.relpath(path, posixpath.dirname(page))
     return f"{relative}#{anchor}" if anchor else relative
