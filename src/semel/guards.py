@@ -3,7 +3,7 @@
     match update_if_version(connection, "accounts", 7, expected_version=3, changes={"limit": 500}):
         case Applied(): ...                 # this call changed the row
         case AlreadyApplied(): ...          # an earlier call did, with the same values
-        case Conflict(current): ...         # somebody else changed it: read it again
+        case Conflict(current): ...         # another program changed it: read it again
 
 Each guard is one compare-and-set UPDATE of one column, the version or the state; only when it finds
 nothing to change is the row read to tell why. Nothing is committed here. `connection` is a DB-API
@@ -99,7 +99,7 @@ class StateGuard:
     """Moves rows of a `table` along the allowed `transitions`: `{"paid": {"new"}, ...}`, by target.
 
     `id_column` names the row, and `state_column` is the one that is compared. Give all `states` to
-    have a mistyped one rejected; without them nobody can know that it is.
+    have a mistyped one rejected; without them, semel can't detect it.
 
     Examples:
         >>> guard = StateGuard("accounts", {"paid": {"new"}})

@@ -101,7 +101,7 @@ def test_an_async_function_cannot_judge_a_failure():
     async def judge(error):
         return "final"
 
-    assert "nobody would await an async one" in refused(failure=judge)
+    assert "a plain function, not an async one" in refused(failure=judge)
 
 
 def test_a_policy_shows_what_was_said_and_nothing_else():

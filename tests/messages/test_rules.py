@@ -140,7 +140,7 @@ class Awaited:
         ({"key": 7}, "key must be a template, a function or None; got 7"),
         ({"key": "{number}"}, "there is no argument 'number'; there are: message, headers, body"),
         ({"key": "fixed"}, "every call would have the same key"),
-        ({"key": awaited}, "key must be a plain function: nobody would await an async one"),
+        ({"key": awaited}, "key must be a plain function"),
         ({"payload": Awaited()}, "payload must be a plain function"),
         ({"missing": "invent"}, "missing must be 'reject' or 'digest'; got 'invent'"),
         ({"payload": "body"}, "payload must be a function or None; got 'body'"),

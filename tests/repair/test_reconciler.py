@@ -335,7 +335,8 @@ def test_a_resolver_that_raises_does_not_know(memory_workshop, caplog):
     (event,) = report.decisions
     assert isinstance(event, ResolverFailed)
     assert event.reason == "LookupError"
-    assert ("semel.repair", logging.ERROR, "the resolver of orders failed") in caplog.record_tuples
+    assert ("semel.repair", logging.ERROR) in [each[:2] for each in caplog.record_tuples]
+    assert "resolver of orders failed" in caplog.text
     with pytest.raises(OutcomeUnknown):
         memory_workshop.engine.execute("a", never, scope="orders")
 

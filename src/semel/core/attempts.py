@@ -40,7 +40,7 @@ else:
 _current: ContextVar[Attempt | None] = ContextVar("semel_current_attempt", default=None)
 
 innermost = _current.get
-"""Give the attempt that this context entered last, which may have ended; mostly there is none."""
+"""Return the attempt that this context entered last, which may have ended; mostly None."""
 
 
 class Attempt(Struct, Generic[Result], eq=False):
@@ -169,7 +169,7 @@ class Outcome(Generic[Result]):
 
     @classmethod
     def of(cls, attempt: Attempt[Result]) -> Outcome[Result]:
-        """Give the outcome of an attempt that has its result."""
+        """Return the outcome of an attempt that has its result."""
         return cls(attempt.result, attempt)
 
     def __repr__(self) -> str:
@@ -209,7 +209,7 @@ def require_attempt() -> Attempt:
 
 
 def is_nested(identity: Identity, store: object, around: Attempt | None) -> bool:
-    """Tell whether a running attempt around this call already has this record."""
+    """Return whether a running attempt around this call already has this record."""
     attempt = around
     while attempt is not None:
         if attempt.runs and attempt.store is store and attempt.identity == identity:
@@ -265,7 +265,7 @@ class Lease(Struct, eq=False, gc=False):
     renewing: bool = False
     """A renewal is on its way."""
     stopped: bool = False
-    """It ended and nobody knows how: nothing is renewed any more."""
+    """It ended and it is not known how: nothing is renewed anymore."""
     failed_saves: int = 0
     park_again: bool = False
     """It was parked while a renewal was on its way, which may come later and hide that."""
@@ -290,7 +290,7 @@ class Lease(Struct, eq=False, gc=False):
     run_info: OwnRunInfo | None = None
     """What the record says about this process; None = nothing."""
     why: str = "interrupted"
-    """What the record says when the attempt is parked: the type of the exception. Nobody knows it
+    """What the record says when the attempt is parked: the type of the exception. It is unknown
     of a call that is gone."""
 
     def __post_init__(self) -> None:
@@ -323,7 +323,7 @@ class Lease(Struct, eq=False, gc=False):
 
     @property
     def orphaned(self) -> bool:
-        """True when nobody is left that could end the attempt: its call is gone."""
+        """True when no call is left that could end the attempt."""
         return self.holder is not None and self.holder() is None and self.ends_here
 
     def lost_at(self, now: float) -> bool:
@@ -348,13 +348,13 @@ class Lease(Struct, eq=False, gc=False):
 
     @property
     def parking(self) -> RenewRequest:
-        """What to ask of the store when nobody knows whether the attempt took effect."""
+        """What to ask of the store when the attempt may have taken effect."""
         said = None if self.run_info is None else self.run_info.parked(self.why)
         return RenewRequest(self.identity, self.owner, 0.0, said)
 
 
 class Doubt(Struct, gc=False):
-    """A claim whose answer never came: nobody waits for it, the store may apply it yet."""
+    """A claim whose answer never came: no call waits for it, but the store may still apply it."""
 
     request: ClaimRequest
     due: float
@@ -386,7 +386,7 @@ class Leases:
         return len(self._running)
 
     def running(self, among: Sequence[Lease] | None = None) -> list[Lease]:
-        """Attempts (of these) that have not ended yet, as far as anybody can end them."""
+        """Attempts (of these) that have not ended yet, as far as a call can end them."""
         known = tuple(self._running.values())
         return [
             lease
@@ -590,7 +590,7 @@ class OwnerIds:
         self._ids: list[bytes] = []
 
     def next(self) -> bytes:
-        """Return an id that nobody else has."""
+        """Return an id that no other attempt has."""
         try:
             # list.pop is atomic, with and without the GIL: no id is ever given twice.
             return self._ids.pop()

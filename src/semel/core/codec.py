@@ -7,7 +7,7 @@ for a tag.
 
 The first caller, too, gets what the codec reads back: what duplicates will get. Where that fails
 the effect is already done, so the record is kept without a value. Nothing is pickled, and stored
-content never causes an import. Every failure is a `SerializationError`.
+content never causes an import. Every failure raises `SerializationError`.
 """
 
 from __future__ import annotations

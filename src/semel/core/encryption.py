@@ -27,7 +27,7 @@ KEY_ID_LIMIT: Final = 255
 
 
 class EncryptedCodec:
-    """Encrypts what the codec `inner` writes (json); every key in `keys` reads, `primary` writes.
+    """Encrypts what `inner` (json) encodes: every key in `keys` decrypts, `primary` encrypts.
 
     To rotate: add a key and make it primary; remove the old one when its last record has expired.
 

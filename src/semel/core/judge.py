@@ -146,7 +146,7 @@ def claim(  # noqa: C901 - one line of the law is one branch
 
 
 def first_claim(request: ClaimRequest, now: float) -> tuple[Claim, Record]:
-    """Judge a claim of a key that nobody has ever used."""
+    """Judge a claim of a key that was never used."""
     return _claimed(None, request, now, fence_after=0)
 
 
@@ -222,7 +222,7 @@ def put(stored: Record | None, request: PutRequest, now: float) -> Record | None
 
 
 def adopt(stored: Record | None, request: AdoptRequest, now: float) -> Record | None:
-    """Give an abandoned attempt, held or not, to a resolver. None = there is nothing to resolve.
+    """Assign an abandoned attempt, held or not, to a resolver. None = there is nothing to resolve.
 
     The fence grows, so that a revived owner comes second everywhere; the number does not, because
     a resolver finds out what an attempt did and makes none of its own.

@@ -255,7 +255,7 @@ class Mismatch(Struct, frozen=True, gc=False):
 
 
 class Abandoned(Struct, frozen=True, gc=False):
-    """An attempt was abandoned and the record is held: nobody knows whether it happened."""
+    """An attempt was abandoned and the record is held: it may have taken effect."""
 
     number: int
 
@@ -308,7 +308,7 @@ class RenewRequest(Request[bool], frozen=True, gc=False):
 
 
 def checked_run_info(run_info: bytes) -> bytes:
-    """Return what a record can keep; more is a ConfigError."""
+    """Return what a record can keep; more raises `ConfigError`."""
     if len(run_info) > RUN_INFO_BYTES:
         raise ConfigError(
             f"run_info has {len(run_info)} bytes, and a record keeps at most {RUN_INFO_BYTES}: "
@@ -418,7 +418,7 @@ class ScanRequest(Request[Page], frozen=True, gc=False):
     """That of the page before."""
 
     def covers(self, scope: str) -> bool:
-        """Tell whether records of this scope are asked for."""
+        """Return whether records of this scope are asked for."""
         return scope != AUDIT_SCOPE if self.scope is None else scope == self.scope
 
 
@@ -435,7 +435,7 @@ class PurgeRequest(Request[int], frozen=True, gc=False):
     Expired entries of the audit trail go too, once no other record is left that has expired; they
     are not counted.
 
-    With `abandoned_after`, also abandoned records that nobody holds and whose lease ended that many
+    With `abandoned_after`, also abandoned records that are not held and whose lease ended that many
     seconds ago. Live and held PROCESSING records are never removed.
     """
 

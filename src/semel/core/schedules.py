@@ -49,11 +49,11 @@ LENGTHS: Final[dict[str, float]] = {
 
 
 class Slot(Struct, frozen=True):
-    """A slot of time, in which a job runs once; its beginning and end are in UTC."""
+    """A slot of time in which a job runs once; its start and end are in UTC."""
 
     name: str
     start: datetime | None = None
-    """None where a function of your own names the slots."""
+    """The start, or None where your own function names the slots."""
     end: datetime | None = None
 
 

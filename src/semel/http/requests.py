@@ -254,7 +254,7 @@ class StoredKeys:
         self._route = None if route is None else f"@{_escaped(route)}"
 
     def match(self, stored: str) -> bool:
-        """Tell whether a stored key is one of them."""
+        """Return whether a stored key is one of them."""
         before, _, key = stored.rpartition("/")
         if key != self._key:
             return stored == self.whole
@@ -341,7 +341,7 @@ _LAST: Final = (b"--", b"--\r\n")
 
 
 def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> bytes:
-    """Digest a request to 16 bytes; with a secret, nobody else can compute or guess it."""
+    """Digest a request to 16 bytes; without the secret, a reader can't compute or guess it."""
     types = request.headers.values(_CONTENT_TYPE)
     content_type = b", ".join(types)  # a second one may be the one that the application reads
     return digest((*method_and_path(request), request.query, *content(content_type, body)), secret)

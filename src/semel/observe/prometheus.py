@@ -336,7 +336,7 @@ class _Answers:
 
     def __init__(self, store: Store | AsyncStore, name: _Name, every: Duration) -> None:
         if StuckRequest in store.unsupported:
-            raise ConfigError(f"{type(store).__name__} does not tell what is stuck")
+            raise ConfigError(f"{type(store).__name__} can't list what is stuck")
         self._name = name
         self._every = seconds("every", every)
         self._next = -math.inf
@@ -374,7 +374,7 @@ class _Answers:
     def failed(self, error: IdempotencyError) -> None:
         """The store did not answer: what is stuck is not known."""
         which = " ".join(("the store", *self._name))
-        logger.warning("%s was asked what is stuck, and failed: %s", which, error)
+        logger.warning("%s could not list what is stuck: %s", which, error)
         self._last = _Answer(monotonic(), up=False)
 
     def recent(self) -> _Answer | None:

@@ -1,7 +1,7 @@
 """The audit trail: who did what to which record, when and why. It is kept in the store itself.
 
 An entry is a record in the scope `semel.audit`, written by `put` before the action: if it cannot be
-written, the action is refused. So an entry says what somebody was about to do. It names a record by
+written, the action is rejected. So an entry says what was about to happen. It names a record by
 its digest, and never has its key or its result. Entries are kept for 400 days. No call can change
 or remove one, and listings and counts leave them out (`semel.core.records.AUDIT_SCOPE`).
 
@@ -43,7 +43,7 @@ KEY_PREFIX: Final = "audit-"
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """One action that somebody was about to take."""
+    """One action that a person or a program was about to take."""
 
     at: float
     """When, on the store's clock."""
@@ -203,7 +203,7 @@ def read_entry(record: Record) -> AuditEntry | None:
         with suppress(msgspec.MsgspecError, ValueError, RecursionError):
             said = msgspec.json.decode(outcome.data, type=dict[str, str])
             return msgspec.convert({**said, "at": record.created_at}, AuditEntry)
-    logger.warning("an entry of the audit trail cannot be read, and is left out: %s", record.key)
+    logger.warning("unreadable entry of the audit trail left out: %s", record.key)
     return None
 
 

@@ -8,8 +8,8 @@ which has an entry before anything is decided, is in `audit`.
 Event
 └── Decision            who decided, when, on which record
     ├── Resolved        the outcome is stored
-    ├── Overtaken       it was decided, but somebody else wrote the outcome first
-    ├── Unresolved      nobody knows yet, or no resolver is registered for the scope
+    ├── Overtaken       it was decided, but another process wrote the outcome first
+    ├── Unresolved      not known yet, or no resolver is registered for the scope
     │   └── ResolverFailed   ... because the resolver itself failed
     └── GaveUp          asked as often as allowed; a person has to decide
 """
@@ -73,7 +73,7 @@ Verdict: TypeAlias = Literal["succeeded", "failed", "retryable"]
 
 
 class Decision(Event, frozen=True, kw_only=True):
-    """Somebody decided about an abandoned attempt."""
+    """What was decided about an abandoned attempt."""
 
     fence: int
     by: str
@@ -94,7 +94,7 @@ class Resolved(Decision, frozen=True, kw_only=True):
 
 
 class Overtaken(Decision, frozen=True, kw_only=True):
-    """Somebody else wrote the outcome first; this decision was refused."""
+    """Another process wrote the outcome first; this decision was rejected."""
 
     level = logging.WARNING
     verdict: Verdict
@@ -102,7 +102,7 @@ class Overtaken(Decision, frozen=True, kw_only=True):
 
 
 class Unresolved(Decision, frozen=True, kw_only=True):
-    """Nobody knows yet what happened; the attempt stays abandoned, and held if it was."""
+    """It is not known yet what happened; the attempt stays abandoned, and held if it was."""
 
     level = logging.WARNING
     reason: str

@@ -63,7 +63,7 @@ class Report(Struct, frozen=True, kw_only=True):
     errors: int = 0
     """Records that the store could not give or take; the next run tries them again."""
     waiting: int = 0
-    """Records that this reconciler leaves to a person, and that nobody has decided yet."""
+    """Records that this reconciler leaves to a person, and that are not decided yet."""
 
     @property
     def resolved(self) -> int:
@@ -150,7 +150,7 @@ class AsyncReconciler:
         """Look once, whatever comes of it; returns seconds until the next look."""
         ran = await aio_caught(self._run, stopped)
         if isinstance(ran, Raised):
-            logger.error("a reconciliation failed; it is tried again", exc_info=ran.error)
+            logger.error("reconciliation failed; it will be repeated", exc_info=ran.error)
         # Many processes that start together should not all look together.
         return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
@@ -341,7 +341,11 @@ class AsyncReconciliation:
         """Ask the resolver; one that fails does not know."""
         answer = await aio_caught(aio_consult, self._resolvers[record.scope], record)
         if isinstance(answer, Raised):
-            logger.error("the resolver of %s failed", record.scope, exc_info=answer.error)
+            logger.error(
+                "resolver of %s failed; the attempt stays unresolved",
+                record.scope,
+                exc_info=answer.error,
+            )
             return Unanswered(type(answer.error).__name__)
         if isinstance(answer, Unknown):
             return answer
@@ -381,7 +385,7 @@ def _ignore(_: str) -> None:
 
 
 class Unanswered(Unknown, frozen=True):
-    """The resolver failed: nobody knows, and somebody should look at it."""
+    """The resolver failed: the outcome is unknown, and a person should look at it."""
 
 
 def checked_resolvers(resolvers: object, *, asynchronous: bool) -> dict[str, AsyncResolver]:
@@ -427,7 +431,7 @@ class OpenCases:
         return [identity for identity, case in self._open.items() if case.again_at <= now]
 
     def is_ready(self, record: Record, now: float) -> bool:
-        """Tell whether a record is new here, or its time has come."""
+        """Return whether a record is new here, or its time has come."""
         case = self._case(record)
         return case is None or case.again_at <= now
 
@@ -461,7 +465,7 @@ class OpenCases:
         del self._open[identity]
 
     def is_over(self, record: Record | None) -> bool:
-        """Tell whether there is nothing left to decide: decided, gone, or another attempt."""
+        """Return whether there is nothing left to decide: decided, gone, or another attempt."""
         return record is None or record.state is not State.PROCESSING or self._case(record) is None
 
     def waiting(self) -> list[Identity]:
@@ -516,7 +520,7 @@ class AsyncBackground(ForkAware):
                     continue
                 return
         except BaseException:
-            logger.exception("the reconciler's task ended; start() starts it again")
+            logger.exception("reconciler task ended by an error; start() starts it again")
             raise
 
 
@@ -561,7 +565,7 @@ class Background(ForkAware):
             while not stopping.wait(step(stopping.is_set)):
                 pass
         except BaseException:
-            logger.exception("the reconciler's thread ended; start() starts it again")
+            logger.exception("reconciler thread ended by an error; start() starts it again")
             raise
 
 

@@ -116,16 +116,16 @@ _MARKER: Final = frozenset({b"idempotent-replayed"})
 def _pack_http(answer: HttpAnswer) -> bytes:
     status, body = answer.status, answer.body
     if isinstance(status, bool) or not isinstance(status, int) or status not in _COMPLETE:
-        raise ConfigError(f"status must be that of a complete answer, 200 to 599; got {status!r}")
+        raise ConfigError(f"status must be that of a complete response, 200 to 599; got {status!r}")
     if status in NEVER:
         raise ConfigError(
-            f"an answer with status {status} is never stored: it says something about the caller "
+            f"a response with status {status} is never stored: it says something about the caller "
             "or the moment, not about the operation, and every retry would get it"
         )
     if not isinstance(body, bytes):
         raise ConfigError(f"body must be bytes, not {type(body).__name__}; encode a text first")
     if body and not has_body(status):
-        raise ConfigError(f"an answer with status {status} has no body: leave it out")
+        raise ConfigError(f"a response with status {status} has no body: leave it out")
     return pack_answer(StoredAnswer(status, _checked_lines(answer), body))
 
 
@@ -138,7 +138,7 @@ def _checked_lines(answer: HttpAnswer) -> tuple[tuple[bytes, bytes], ...]:
         if line not in kept:
             raise ConfigError(
                 f"the header {line[0].decode()} is never stored: it is secret, belongs to one "
-                "connection, or is written anew for every answer. Leave it out"
+                "connection, or is written anew for every response. Leave it out"
             )
     return kept
 
@@ -370,7 +370,7 @@ class StoredObject:
 
 
 def read_shown(tree: Tree) -> ShownValue:
-    """Read a result in the form that `PlainValue` has; what no codec writes is a ConfigError."""
+    """Read a result in the form that `PlainValue` has; another one raises `ConfigError`."""
     try:
         return ShownValue(Reader(_TAGS, None).value(tree))
     except Exception as error:
@@ -438,7 +438,7 @@ def in_form_of(tree: Tree, model: Tree, tag: str | None = None) -> Tree:
 
 
 def _paired(items: list[Tree], model: list[Tree], tag: str | None) -> Iterable[tuple[Tree, Tree]]:
-    """Give each item that of the similar call whose form it has: a tuple's by its position."""
+    """Pair each item with that of the similar call whose form it has: a tuple's by its position."""
     if tag == _TUPLE and len(items) == len(model):
         return zip(items, model, strict=True)
     return ((item, model[0]) for item in items if model)

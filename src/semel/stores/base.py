@@ -116,7 +116,7 @@ class AsyncStore(ABC):
     async def _ask(self, request: Request[T]) -> T:
         if type(request) in self.unsupported:
             kind = type(request).__name__
-            raise ConfigError(f"{type(self).__name__} does not answer a {kind}")
+            raise ConfigError(f"{type(self).__name__} does not support {kind}")
         return _answer_or_raise((await self.send((request,)))[0])
 
     # --- about one record ----------------------------------------------------------------
@@ -225,7 +225,7 @@ class AsyncStore(ABC):
     async def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
         """Remove at most `limit` expired records; returns how many went.
 
-        With `abandoned_after`, also abandoned records that nobody holds and whose lease ended
+        With `abandoned_after`, also abandoned records that are not held and whose lease ended
         that many seconds ago.
         """
         return await self.ask(PurgeRequest(limit, abandoned_after))

@@ -1,6 +1,6 @@
 """What stores for asyncio share: batches of requests, and the event loop that a store belongs to.
 
-Many tasks, one request: claims and completes that come while a batch is away leave together. For
+Many tasks, one request: claims and completes that come while a batch is out leave together. For
 stores that can answer many members in one round trip and one commit:
 
     batcher = AsyncBatcher(ask, send)            # the store's own ways to answer one, and many
@@ -13,15 +13,15 @@ The rules of a queue (claims have one, and completes another):
   sent ahead of the others, but in a batch with those that come in the same turn of the event loop.
 - A batch that is not full waits one turn of the loop for more members, and at most `MOST_TURNS`
   while each turn brings some: the loop is busy then, and larger batches leave it more time.
-- One batch is away at a time (beside a call that went straight through, and members that are
+- One batch is out at a time (beside a call that went straight through, and members that are
   asked for alone), and the next one fills meanwhile. There is no timer.
 - What has to go in several batches is spread evenly over them.
 - An identity is in a batch once; another request for it comes with a later batch.
 - Each member has its own answer. What a batch cannot tell (`ALONE`), and every member of a batch
-  that failed, is asked for again alone; only a store that is away is not asked again for each.
-- A batch that learns that the store is away says so to those that wait for the next ones: one
+  that failed, is asked for again alone; only an unreachable store is not asked again for each.
+- A batch that finds the store unreachable says so to those that wait for the next ones: one
   search after another would take longer than each of them may wait.
-- A cancelled caller is free at once; what was sent for it is done, and its answer is dropped. It is
+- A canceled caller is free at once; what was sent for it is done, and its answer is dropped. It is
   not sent again; and what its owner sends next, to give back what it may have got, comes after it.
 """
 
@@ -118,7 +118,7 @@ class AsyncBatcher:
         return cast("T", await self._ask(request))
 
     async def close(self) -> None:
-        """Reject those that wait, and let what is away come back."""
+        """Reject those that wait, and let what is out come back."""
         await self._claims.close()
         await self._completes.close()
 
@@ -200,7 +200,7 @@ class RequestQueue(ForkAware):
                 batch = []  # each has its answer, or is asked for alone
         finally:
             self._sender = None
-            for member in batch:  # only if this task itself was cancelled
+            for member in batch:  # only if this task itself was canceled
                 member.fail(StoreUnavailable(_INTERRUPTED))
             self._reject(_INTERRUPTED)
 
@@ -254,10 +254,10 @@ class RequestQueue(ForkAware):
         else:
             member.succeed(answer)
         finally:
-            member.fail(StoreUnavailable(_INTERRUPTED))  # has an answer, but if this was cancelled
+            member.fail(StoreUnavailable(_INTERRUPTED))  # has an answer, but if this was canceled
 
     async def close(self) -> None:
-        """Reject those that wait, and let what is away come back."""
+        """Reject those that wait, and let what is out come back."""
         notice_fork()
         self._closed = True
         self._reject("the store was closed")
@@ -284,16 +284,16 @@ class Member(Struct, eq=False):
 
     @property
     def gone(self) -> bool:
-        """Whether its caller was cancelled before it left."""
+        """Whether its caller was canceled before it left."""
         return self.answer.done()
 
     def succeed(self, answer: object) -> None:
-        """Tell the caller, if it still waits."""
+        """Wake the caller, if it still waits."""
         if not self.answer.done():
             self.answer.set_result(answer)
 
     def fail(self, error: Exception) -> None:
-        """Tell the caller, if it still waits."""
+        """Wake the caller, if it still waits."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
@@ -313,7 +313,7 @@ class Waiting(Protocol):
 
     @property
     def gone(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether no call waits for the answer anymore."""
         ...
 
 
@@ -458,5 +458,5 @@ class AsyncSlots:
         return self
 
     def give(self, _slot: object) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         self._free.release()

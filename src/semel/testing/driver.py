@@ -105,7 +105,7 @@ class FakeClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self._now
 
     def advance(self, by: Duration) -> None:
@@ -113,7 +113,7 @@ class FakeClock:
         self._move(seconds("the time that passes", by, zero=True))
 
     def set_back(self, by: Duration) -> None:
-        """Let the clock go wrong, as when somebody sets it back `by` so many seconds."""
+        """Let the clock go wrong, as when a person sets it back `by` so many seconds."""
         self._move(-seconds("what the clock is set back by", by))
 
     def _move(self, by: float) -> None:

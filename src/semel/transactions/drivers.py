@@ -178,7 +178,7 @@ def _of_alias(alias: str) -> Any:
     except ImproperlyConfigured as error:
         raise ConfigError(
             "a text is the alias of a Django database, and Django has no settings here: set "
-            "DJANGO_SETTINGS_MODULE and call django.setup(), or give the connection itself"
+            "DJANGO_SETTINGS_MODULE and call django.setup(), or pass the connection itself"
         ) from error
     if alias not in known:
         raise ConfigError(f"Django's DATABASES has no such alias; it has {', '.join(known)}")

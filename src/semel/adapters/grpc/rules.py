@@ -1,7 +1,7 @@
 """Options and rules of methods: which call is protected, and what its client gets.
 
 The options of an interceptor hold for every unary method; a `MethodRule` changes some of them for
-one method, or for all methods of a service. A bad option is a ConfigError when the interceptor is
+one method, or for all methods of a service. A bad option raises ConfigError when the interceptor is
 made.
 
 This module decides. It never waits and touches neither a store nor a call: the interceptors do.
@@ -240,7 +240,7 @@ class MethodRules:
     # --- before the handler ----------------------------------------------------------------
 
     def passes(self, metadata: Iterable[tuple[str, Any]]) -> bool:
-        """Tell whether the metadata alone shows that a call is not protected."""
+        """Return whether the metadata alone shows that a call is not protected."""
         chosen = self.choices
         return (
             chosen.key is None

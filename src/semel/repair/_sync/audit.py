@@ -2,7 +2,7 @@
 """The audit trail: who did what to which record, when and why. It is kept in the store itself.
 
 An entry is a record in the scope `semel.audit`, written by `put` before the action: if it cannot be
-written, the action is refused. So an entry says what somebody was about to do. It names a record by
+written, the action is rejected. So an entry says what was about to happen. It names a record by
 its digest, and never has its key or its result. Entries are kept for 400 days. No call can change
 or remove one, and listings and counts leave them out (`semel.core.records.AUDIT_SCOPE`).
 

@@ -32,7 +32,7 @@ from semel.stores.urls import whole_number
 from semel.sync import Idempotency
 
 ALERT_AFTER = 300.0
-"""Seconds after which an abandoned attempt is worth waking somebody."""
+"""Seconds after which an abandoned attempt is worth waking a person."""
 
 BATCH = 50
 """Records of one transaction: so few that a claim behind it waits for about one more commit."""
@@ -74,7 +74,7 @@ def purge(
     """Remove expired records, `batch` at a time; returns how many were removed.
 
     `place` is an engine, a store or a URL; None: what the settings say. With `abandoned_after`,
-    also attempts abandoned that long ago which nobody holds. Live and held records are never
+    also attempts, not held, that were abandoned that long ago. Live and held records are never
     removed. After each batch it rests for `pause`, or for as long as the batch took if that is
     longer; with a `pause` of 0 it never rests. It ends with the first batch that is not full, or
     after `max_seconds`. `progress` is called after each batch, with how many were removed so far.

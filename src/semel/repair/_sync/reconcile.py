@@ -134,7 +134,7 @@ class Reconciler:
         """Look once, whatever comes of it; returns seconds until the next look."""
         ran = caught(self._run, stopped)
         if isinstance(ran, Raised):
-            logger.error("a reconciliation failed; it is tried again", exc_info=ran.error)
+            logger.error("reconciliation failed; it will be repeated", exc_info=ran.error)
         # Many processes that start together should not all look together.
         return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
@@ -319,7 +319,11 @@ class Reconciliation:
         """Ask the resolver; one that fails does not know."""
         answer = caught(consult, self._resolvers[record.scope], record)
         if isinstance(answer, Raised):
-            logger.error("the resolver of %s failed", record.scope, exc_info=answer.error)
+            logger.error(
+                "resolver of %s failed; the attempt stays unresolved",
+                record.scope,
+                exc_info=answer.error,
+            )
             return Unanswered(type(answer.error).__name__)
         if isinstance(answer, Unknown):
             return answer
