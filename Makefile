@@ -28,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg servers test test-more test-lowest test-galera quick busy check lint types layers docs prose package bench bench-smoke bench-paired bench-purge bench-tally bench-linear bench-web-memory diagram generate reference walk constraints clean soak-transactions soak-sessions soak-queues soak-outages simulate fuzz-http fuzz-queues
+.PHONY: help setup demo demo-svg dashboard-svg servers test test-more test-lowest test-galera quick busy check lint types layers docs prose package bench bench-smoke bench-paired bench-purge bench-tally bench-linear bench-web-memory diagram generate reference walk constraints clean soak-transactions soak-sessions soak-queues soak-outages simulate fuzz-http fuzz-queues
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -158,6 +158,9 @@ bench-web-memory: servers  ## measure the memory of 200 requests of a megabyte a
 
 generate: $(READY)  ## write the code for threads again, from the code for tasks
 	$(VENV)/bin/python scripts/generate_sync.py
+
+dashboard-svg: servers  ## draw the Grafana dashboard anew, from real data
+	$(VENV)/bin/python scripts/dashboard_svg.py
 
 reference: $(READY)  ## write the reference of the command line again, from the help of its commands
 	$(VENV)/bin/python scripts/cli_reference.py
