@@ -931,7 +931,7 @@ def test_the_check_tells_every_mistake_once_by_the_name_that_the_settings_have()
         "there is no 'TENNANT'; known: URL, ENGINE, HEADER",
         "TENANT cannot be imported: No module named 'no'",
         "METHODS: ",
-        "QUERY must be a text or None; got 7",
+        "QUERY must be a string or None; got 7",
         "MAX_BODY must be a number of bytes; got -1",
         "INCLUDE: a path pattern begins with / or *",
         "EXCLUDE must be a sequence of patterns, not the text '/login'",

@@ -206,7 +206,7 @@ BAD_ENGINES = {
     "a bad port": (("redis://localhost:port/0",), {}, "port"),
     "a bad database": (("redis://localhost/zero",), {}, "the database must be a number"),
     "a brace in the prefix": (("redis://localhost",), {"prefix": "a{b}"}, "prefix"),
-    "prefix: a number": (("memory://",), {"prefix": 5}, "prefix: must be a text, not int"),
+    "prefix: a number": (("memory://",), {"prefix": 5}, "prefix: must be a string, not int"),
     "policy: a dict": (("memory://",), {"policy": {}}, "policy must be a Policy, not dict"),
     "scopes: a policy": (("memory://",), {"scopes": Policy()}, "a mapping from scope to Policy"),
     "scopes: of dicts": (("memory://",), {"scopes": {"a": {}}}, "a mapping from scope to Policy"),

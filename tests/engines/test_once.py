@@ -649,7 +649,7 @@ async def awaited(a, b=2):
         ),
         ({"policy": {"ttl": 5}}, "policy must be a Policy, not dict"),
         ({"ttl": 0}, "ttl must be more than zero seconds"),
-        ({"message": 5}, "message must be a text"),
+        ({"message": 5}, "message must be a string"),
         ({"scope": ""}, "the scope is empty"),
         ({"scope": "a b"}, "the scope (3 characters) has whitespace"),
         ({"scope": 5}, "the scope must be a str, not int"),

@@ -244,8 +244,8 @@ def test_options_are_checked(options, text):
     [
         (None, None, "needs either"),
         ("receipt", "order-42", "needs either"),
-        (None, "", "must be a text"),
-        (None, 5, "must be a text"),
+        (None, "", "must be a string"),
+        (None, 5, "must be a string"),
         ("receipt", None, "none runs here"),
     ],
 )

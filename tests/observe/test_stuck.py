@@ -442,7 +442,7 @@ def test_stores_need_names_and_there_must_be_one(made):
     with pytest.raises(ConfigError, match=f"^{made.__name__} needs a store$"):
         made({})
     for name in ("", 7, None):
-        with pytest.raises(ConfigError, match=f"the name of a store is a text, not {name!r}"):
+        with pytest.raises(ConfigError, match=f"the name of a store is a string, not {name!r}"):
             made({"payments": open_store("memory://"), name: open_store("memory://")})
 
 

@@ -515,7 +515,7 @@ def test_a_wrong_duration_is_called_by_its_name(memory_workshop):
 
 @pytest.mark.parametrize("name", ["", "  ", 7])
 def test_whoever_decides_has_a_name(memory_workshop, name):
-    with pytest.raises(ConfigError, match=r"^name must be a text"):
+    with pytest.raises(ConfigError, match=r"^name must be a string"):
         memory_workshop.reconciler({}, name=name)
 
 

@@ -461,7 +461,7 @@ def stable_id(part: str | None, message_id: str | None) -> str:
         )
     if message_id is not None:
         if not (isinstance(message_id, str) and message_id):
-            raise ConfigError(f"message_id must be a text; got {message_id!r}")
+            raise ConfigError(f"message_id must be a string; got {message_id!r}")
         return message_id
     attempt = current_attempt()
     if attempt is None:

@@ -306,7 +306,7 @@ class Writer:
         """Turn a value of any known type into its tree."""
         if self._depth == MAX_DEPTH:
             raise Unsupported(
-                f"the value is nested deeper than {MAX_DEPTH} levels, or contains itself"
+                f"the value is nested deeper than {MAX_DEPTH - 1} levels, or contains itself"
             )
         self._depth += 1
         write = self._formats.get(type(value))

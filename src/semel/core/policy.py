@@ -285,7 +285,7 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one case per kind of
             return _codec(value)
         case "message":
             if value is not None and not isinstance(value, str):
-                raise _wrong(name, value, "a text or None")
+                raise _wrong(name, value, "a string or None")
         case "not_done":
             return _exception_types(value)
         case _:

@@ -183,7 +183,7 @@ def _zone(tz: object) -> tzinfo:
 def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigError(
-            "once_per: the function must return the name of the slot, a text that is not empty; "
+            "once_per: the function must return the name of the slot, a string that is not empty; "
             f"got {name!r}"
         )
     return name

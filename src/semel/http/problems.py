@@ -134,7 +134,7 @@ def checked_wordings(wordings: Mapping[str, Wording]) -> dict[str, Wording]:
             if name not in _FIELDS or not isinstance(value, kind):
                 raise ConfigError(
                     f"problem {code!r}: {name}={value!r} is not one of status (a number), "
-                    "title, detail, type (texts)"
+                    "title, detail, type (strings)"
                 )
     return dict(wordings)
 

@@ -141,7 +141,7 @@ def parse_key(header: str | Iterable[str] | None, *, strict: bool = False) -> st
     lines: list[Any] = [] if header is None else [*header] if several else [header]
     for line in lines:
         if not isinstance(line, str):
-            raise InvalidKey(f"the key's header must be a text, not {type(line).__name__}")
+            raise InvalidKey(f"the key's header must be a string, not {type(line).__name__}")
     key = key_of_lines(lines, strict=strict)
     if key is None:
         raise KeyMissing("This request needs an idempotency key.")
@@ -200,7 +200,7 @@ def key_pattern() -> str:
 def check_key(key: object) -> str:
     """Return a key that may be used: 1 to 255 printable ASCII characters."""
     if not isinstance(key, str):
-        raise InvalidKey(f"the key must be a text, not {type(key).__name__}")
+        raise InvalidKey(f"the key must be a string, not {type(key).__name__}")
     if not key:
         raise InvalidKey("the key is empty")
     if len(key) > MAX_KEY_LENGTH:
@@ -305,7 +305,7 @@ def key_in_field(path: str, document: object) -> str:
         value = str(value)
     if not isinstance(value, str):
         raise InvalidKey(
-            f"the key comes from {path!r} of the body, which is no text or whole number there"
+            f"the key comes from {path!r} of the body, which is no string or whole number there"
         )
     return check_key(value)
 

@@ -297,7 +297,7 @@ def _named(given: T | Mapping[str, T], collector: str) -> dict[_Name, T]:
         raise ConfigError(f"{collector} needs a store")
     for name in given:
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"{collector}: the name of a store is a text, not {name!r}")
+            raise ConfigError(f"{collector}: the name of a store is a string, not {name!r}")
     return {(name,): store for name, store in given.items()}
 
 

@@ -123,7 +123,7 @@ def _pack_http(answer: HttpAnswer) -> bytes:
             "or the moment, not about the operation, and every retry would get it"
         )
     if not isinstance(body, bytes):
-        raise ConfigError(f"body must be bytes, not {type(body).__name__}; encode a text first")
+        raise ConfigError(f"body must be bytes, not {type(body).__name__}; encode a string first")
     if body and not has_body(status):
         raise ConfigError(f"a response with status {status} has no body: leave it out")
     return pack_answer(StoredAnswer(status, _checked_lines(answer), body))
@@ -131,7 +131,7 @@ def _pack_http(answer: HttpAnswer) -> bytes:
 
 def _checked_lines(answer: HttpAnswer) -> tuple[tuple[bytes, bytes], ...]:
     if not isinstance(answer.headers, Mapping | Sequence) or not all(map(_is_pair, answer.lines)):
-        raise ConfigError('headers must be pairs of texts, such as {"Location": "/orders/7"}')
+        raise ConfigError('headers must be pairs of strings, such as {"Location": "/orders/7"}')
     lines = tuple(_line(name, value) for name, value in answer.lines)
     kept = kept_lines(lines, _MARKER)
     for line in lines:

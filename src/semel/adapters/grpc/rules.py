@@ -174,7 +174,7 @@ def metadata_name(value: object) -> str:
     name = value.lower() if isinstance(value, str) else ""
     if _METADATA_NAME.fullmatch(name) is None or name.startswith("grpc-") or name.endswith("-bin"):
         raise ConfigError(
-            f"metadata must be the name of a text that is not gRPC's own; got {value!r}"
+            f"metadata must be the name of a text entry that is not gRPC's own; got {value!r}"
         )
     return name
 
