@@ -80,7 +80,7 @@ async def with_nats():
     for key, body in messages(51):
         await stream.publish("orders.placed", body, headers={"idempotency-key": key})
     dead = await stream.pull_subscribe("orders.dead", durable="dead")
-    await asyncio.to_thread(asyncio.run, consume_nats(lambda: {51, 52} <= set(sent)))
+    await consume_nats(connection, lambda: {51, 52} <= set(sent))
     [found] = await dead.fetch(1, timeout=5)
     assert found.headers["idempotency-key"] == "order-51", found.headers
     assert (await stream.consumer_info("ORDERS", "receipts")).num_ack_pending == 0
