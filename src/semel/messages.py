@@ -91,14 +91,14 @@ _STOPS: Final = (ConfigError, NestedCall)
 
 
 class Message(Struct, frozen=True):
-    """A message as every consumer sees it, whichever broker brought it."""
+    """A message as every consumer sees it, from any broker."""
 
     id: str | None = None
-    """The broker's own property, as the producer wrote it; None = it wrote none."""
+    """The broker's message ID, as the producer wrote it, or None."""
     headers: Mapping[str, Any] = {}
     body: Any = b""
     raw: Any = None
-    """The message of the client library."""
+    """The client library's message object."""
 
 
 class Ack(Struct, frozen=True):

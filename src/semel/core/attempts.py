@@ -44,7 +44,7 @@ innermost = _current.get
 
 
 class Attempt(Struct, Generic[Result], eq=False):
-    """One try at an operation; `replayed` says that it was done before and nothing runs.
+    """One attempt at an operation; `replayed` is True if it was done before and nothing runs.
 
     Examples:
         >>> with idem.attempt("order:42", scope="payments") as attempt:
@@ -54,13 +54,13 @@ class Attempt(Struct, Generic[Result], eq=False):
 
     identity: Identity
     number: int = 1
-    """1 on the first try, growing with every claim of the record."""
+    """The number of the attempt, from 1, which grows with every claim of the record."""
     fence: int = 0
-    """Fencing token: grows with every claim, even across deletion of the record."""
+    """The fencing token, which grows with every claim, even after the record is removed."""
     owner: bytes = b""
     replayed: bool = False
     protected: bool = True
-    """False when it runs without a record (store_error="open", bypassed)."""
+    """False if it runs without a record (store_error="open", bypassed)."""
     store: object = None
     lease: Lease | None = None
     holder: ReferenceType[object] | None = None
@@ -78,12 +78,12 @@ class Attempt(Struct, Generic[Result], eq=False):
 
     @property
     def key(self) -> str:
-        """The operation's key."""
+        """The key of the operation."""
         return self.identity.key
 
     @property
     def result(self) -> Result:
-        """The stored result of a replay, or what was set; None when nothing was."""
+        """The stored result of a replay, or the result that you set; otherwise None."""
         return cast("Result", None) if self._result is UNSET else self._result
 
     @result.setter
@@ -104,12 +104,12 @@ class Attempt(Struct, Generic[Result], eq=False):
 
     @property
     def lost(self) -> bool:
-        """True when the lease could not be kept: another attempt may be running."""
+        """True if the lease is lost: another attempt may be running."""
         # Asked of the clock, not of the timer: a process that was paused learns it at once.
         return self.lease is not None and self.lease.lost_at(monotonic())
 
     def derive(self, part: str) -> str:
-        """Make a stable key for a downstream call: the same on every attempt of this operation.
+        """Return a key for a downstream call, the same on every attempt of this operation.
 
         `part` names the call within the operation.
 
@@ -121,16 +121,16 @@ class Attempt(Struct, Generic[Result], eq=False):
         return self.identity.derive(part)
 
     def derive_next(self, part: str) -> str:
-        """Make a stable key for a call that may come several times: the n-th has its own.
+        """Return a key for a downstream call that may come several times: the n-th has its own.
 
-        `part` names the call, as for `derive`, whose key is the first one. Every attempt counts
-        anew, so calls that are made in the same order get the same keys.
+        `part` names the call, as in `derive`, whose key is the first one. Every attempt counts
+        anew, so calls in the same order get the same keys.
         """
         # Both steps are atomic: threads of one attempt never get the same number.
         return self.identity.derive(part, next(self._counts.setdefault(part, count(1))))
 
     def check(self) -> None:
-        """Raise LeaseLost when this attempt may have been replaced; call it before an effect."""
+        """Raise `LeaseLost` if another attempt may have replaced this one: call it before effects."""
         if self.lost:
             lost = LeaseLost("the lease of this attempt was lost; another attempt may be running")
             raise about(lost, self.identity)
@@ -158,7 +158,7 @@ class Attempt(Struct, Generic[Result], eq=False):
 
 
 class Outcome(Generic[Result]):
-    """What `run` returns: the `value`, whether it was `replayed`, and the `attempt` behind it."""
+    """The return value of `run`: the `value`, whether it was `replayed`, and its `attempt`."""
 
     __slots__ = ("attempt", "replayed", "value")
 
@@ -193,7 +193,7 @@ def current_attempt() -> Attempt | None:
 def require_attempt() -> Attempt:
     """Return the attempt that is running in this context.
 
-    Outside of an attempt it raises `ConfigError`; `current_attempt` returns None there.
+    Outside an attempt it raises `ConfigError`; `current_attempt` returns None there.
 
     Examples:
         >>> idem.execute("order:42", lambda: require_attempt().derive("capture"))
@@ -308,7 +308,7 @@ class Lease(Struct, eq=False, gc=False):
         self.due = sent + self.seconds / RENEWALS_PER_LEASE
 
     def stop(self) -> None:
-        """The attempt is given up as it is: nothing is renewed any more, and nothing is lost."""
+        """Leave the attempt as it is: nothing is renewed anymore, and nothing is lost."""
         self.ending = self.stopped = True
         self.until = self.due = math.inf
 

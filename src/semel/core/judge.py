@@ -86,11 +86,11 @@ NEXT: dict[State | None, dict[str, State | None]] = {
 
 
 def answer(stored: Record | None, request: Request[T], now: float) -> tuple[T, Record | None]:
-    """Judge any `request` about one record: its answer, and the record as it should become.
+    """Judge a `request` about one record: return its answer, and the record as it should become.
 
-    `stored` is the record that the store has, None if there is none; `now` is the time on the
-    store's clock. The very record that was given = nothing is to be written; None = it is to be
-    removed, or there was none. Requests about all records (`LISTINGS`) are not judged here.
+    `stored` is the record that the store has, or None; `now` is the time on the store's clock. If
+    the second value is `stored` itself, there is nothing to write. If it is None, remove the
+    record, or there was none. Requests about all records (`LISTINGS`) are not judged here.
     """
     judged: Any
     match request:

@@ -261,16 +261,15 @@ async def settle_async(
     audit: Audit | None = None,
     reason: str | None = None,
 ) -> Decision | None:
-    """Decide what became of the attempt of a `key` in a `scope`; None = there is none to decide.
+    """Decide what the stuck attempt of a `key` in a `scope` did; return None if there is none.
 
-    `idempotency` is the engine, and `resolution` what was found out: `Failed(error)`, or
-    `Succeeded(value)` with the result of a function, an `HttpAnswer` or a `GrpcAnswer`. A result
-    that the codec of the record does not read raises `ConfigError`, and nothing is changed.
-    `name` and `reason` say who decides, and why: the audit trail in the store has an entry first,
-    and without it nothing is decided. `audit` is where the decision is written, too, instead of the
-    log. The outcome is kept for `ttl`, or as long as the policy of the attempt says, one that may
-    run again for the engine's `failed_ttl`; the decision says until when. A held attempt whose
-    policy is not known needs `ttl`.
+    `idempotency` is the engine. `resolution` is `Failed(error)`, or `Succeeded(value)` with the
+    result of a function, an `HttpAnswer`, or a `GrpcAnswer`. A result that the record's codec
+    doesn't read raises `ConfigError`, and nothing changes. `name` and `reason` say who decides,
+    and why: semel writes an entry to the audit trail first, and decides nothing if it can't.
+    `audit` gets the decision instead of the log. The outcome is kept for `ttl`, or as long as the
+    attempt's policy says; a retryable one is kept for the engine's `failed_ttl`. The decision says
+    until when. A held attempt whose policy is unknown needs `ttl`.
 
     Examples:
         >>> outcome = Succeeded("ch_42")

@@ -70,10 +70,10 @@ from semel.http.storing import NEVER, has_body, kept_lines
 
 
 class HttpAnswer(Struct, frozen=True):
-    """The answer to an HTTP request: later requests with its key get exactly this.
+    """The response to an HTTP request: later requests with its key get exactly this.
 
-    Header lines are kept in their order, with names in lower case, as servers for asyncio need
-    them. Lines that are never stored, such as `Set-Cookie`, are rejected.
+    Header lines stay in their order, with names in lower case, as ASGI servers need them. Lines
+    that are never stored, such as `Set-Cookie`, raise `ConfigError`.
 
     Examples:
         >>> created = HttpAnswer(201, {"Location": "/orders/7"}, b'{"id": 7}')
@@ -84,11 +84,11 @@ class HttpAnswer(Struct, frozen=True):
     status: int
     headers: Mapping[str, str] | Sequence[tuple[str, str]] = ()
     body: bytes | None = b""
-    """None in a stored answer: it was too large to be kept."""
+    """The body; None in a stored response that was too large to keep."""
 
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:
-        """The header lines as pairs, however they were given."""
+        """The header lines as pairs."""
         given = self.headers
         return tuple(given.items() if isinstance(given, Mapping) else given)
 
@@ -103,9 +103,9 @@ class GrpcAnswer(Struct, frozen=True):
     """
 
     message: bytes | None
-    """The protobuf message, serialized; None in a stored answer: it is an error, or too large."""
+    """The serialized protobuf message; None in a stored error, or one that was too large."""
     code: str = "OK"
-    """Only OK can be given; a stored answer may have another one."""
+    """The status code: OK, or another one in a stored response."""
     details: str = ""
 
 
@@ -261,9 +261,9 @@ def _codec_for(kind: Kind, named: str | None, usual: Codec, codecs: Mapping[str,
 
 
 class PlainValue(Struct, frozen=True):
-    """The result of a function as plain data: texts, numbers, lists and dicts.
+    """The result of a function as plain data: strings, numbers, lists, and dicts.
 
-    What these have no form for is a dict with a tag under `$`. A decimal number is
+    Anything else is a dict with a tag under `$`. A decimal number is
     `{"$": "decimal", "v": "9.90"}`, and an object has its class under `t` and its fields under `v`.
     `semel resolve --succeeded` takes the same form.
     """
@@ -272,20 +272,20 @@ class PlainValue(Struct, frozen=True):
 
 
 class NotKept(Struct, frozen=True):
-    """It succeeded, but its result was not kept."""
+    """A success whose result was not kept."""
 
     reason: str
 
 
 class StoredFailure(Struct, frozen=True):
-    """It failed."""
+    """A stored failure."""
 
     type_name: str
     message: str
 
 
 class Unreadable(Struct, frozen=True):
-    """Bytes that cannot be read here: encrypted, damaged, or of an unknown codec."""
+    """Bytes that can't be read here: encrypted, damaged, or of an unknown codec."""
 
     codec: str
     data: bytes
@@ -297,9 +297,9 @@ ReadableResult: TypeAlias = (
 
 
 def read_result(stored: Encoded) -> ReadableResult:
-    """Read what is `stored` as the result of a record (`record.outcome`), whatever it is.
+    """Return the result that is `stored` in a record (`record.outcome`), in a readable form.
 
-    Nothing is imported, no object of a class is made, and nothing is raised.
+    It imports nothing, creates no object of your classes, and raises nothing.
 
     Examples:
         >>> idem.execute("order:42", lambda: {"charge": "ch_42"})

@@ -88,11 +88,11 @@ Send: TypeAlias = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
 class AsyncBatcher:
-    """Lets the claims and the completes of many tasks leave together; other requests go straight.
+    """Sends the claims and the completes of many tasks in batches; other requests go straight.
 
-    `ask` is the store's way to answer one request, `send` the one to answer many of a kind, which
-    may also answer `ALONE`: ask for this member by itself. A batch has at most `most_members`, and
-    ends with the member that makes it larger than `most_bytes`.
+    `ask` answers one request, and `send` answers many of a kind; it can also answer `ALONE`, so
+    that this member is asked by itself. A batch has at most `most_members`, and ends with the
+    member that makes it larger than `most_bytes`.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class AsyncBatcher:
 
     # A coroutine: a queue counts what is under way, so a call that nobody awaits must not begin.
     async def ask(self, request: records.Request[T]) -> T:
-        """Answer one `request`."""
+        """Return the answer to one `request`."""
         if isinstance(request, ClaimRequest):
             return cast("T", await self._claims.ask(request))
         if isinstance(request, CompleteRequest):
@@ -118,7 +118,7 @@ class AsyncBatcher:
         return cast("T", await self._ask(request))
 
     async def close(self) -> None:
-        """Reject those that wait, and let what is out come back."""
+        """Reject requests that wait, and wait for batches that are out."""
         await self._claims.close()
         await self._completes.close()
 
@@ -257,7 +257,7 @@ class RequestQueue(ForkAware):
             member.fail(StoreUnavailable(_INTERRUPTED))  # has an answer, but if this was canceled
 
     async def close(self) -> None:
-        """Reject those that wait, and let what is out come back."""
+        """Reject requests that wait, and wait for batches that are out."""
         notice_fork()
         self._closed = True
         self._reject("the store was closed")

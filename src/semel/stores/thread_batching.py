@@ -66,11 +66,11 @@ T = TypeVar("T")
 
 
 class Batcher:
-    """Lets the claims and the completes of many threads leave together; other requests go straight.
+    """Sends the claims and the completes of many threads in batches; other requests go straight.
 
-    `ask` is the store's way to answer one request, `send` the one to answer many of a kind, which
-    may also answer `ALONE`: ask for this member by itself. A batch has at most `most_members`, and
-    ends with the member that makes it larger than `most_bytes`.
+    `ask` answers one request, and `send` answers many of a kind; it can also answer `ALONE`, so
+    that this member is asked by itself. A batch has at most `most_members`, and ends with the
+    member that makes it larger than `most_bytes`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Batcher:
         self._ask = ask
 
     def ask(self, request: records.Request[T]) -> T:
-        """Answer one `request`."""
+        """Return the answer to one `request`."""
         if isinstance(request, ClaimRequest):
             return cast("T", self._claims.ask(request))
         if isinstance(request, CompleteRequest):
@@ -95,7 +95,7 @@ class Batcher:
         return cast("T", self._ask(request))
 
     def close(self) -> None:
-        """Reject those that wait; what is out comes back."""
+        """Reject requests that wait; batches that are out come back."""
         self._claims.close()
         self._completes.close()
 
