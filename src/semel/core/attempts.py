@@ -130,7 +130,7 @@ class Attempt(Struct, Generic[Result], eq=False):
         return self.identity.derive(part, next(self._counts.setdefault(part, count(1))))
 
     def check(self) -> None:
-        """Raise `LeaseLost` if another attempt may have replaced this one: call it before effects."""
+        """Raise `LeaseLost` if this attempt may have been replaced; call it before an effect."""
         if self.lost:
             lost = LeaseLost("the lease of this attempt was lost; another attempt may be running")
             raise about(lost, self.identity)
