@@ -28,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo servers test test-more test-lowest test-galera quick busy check lint types layers docs package bench bench-smoke bench-paired bench-purge bench-tally bench-linear bench-web-memory diagram generate walk constraints clean soak-transactions soak-sessions soak-queues soak-outages simulate fuzz-http fuzz-queues
+.PHONY: help setup demo demo-svg dashboard-svg servers test test-more test-lowest test-galera quick busy check lint types layers docs prose package bench bench-smoke bench-paired bench-purge bench-tally bench-linear bench-web-memory diagram generate reference walk constraints clean soak-transactions soak-sessions soak-queues soak-outages simulate fuzz-http fuzz-queues
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -51,6 +51,9 @@ $(LOWEST_READY): pyproject.toml constraints.txt constraints-lowest.txt scripts/s
 
 demo: $(READY)  ## see it work: 15 seconds, or a minute or two with a new environment
 	$(RUN) examples.demo
+
+demo-svg: $(READY)  ## record the demo as docs/assets/demo.svg
+	$(VENV)/bin/python scripts/demo_svg.py
 
 servers: $(READY)  ## find or install the servers that the tests talk to
 	$(VENV)/bin/python scripts/servers.py
@@ -113,15 +116,19 @@ lint: $(READY)  ## style
 	$(RUN) ruff format --check .
 	$(VENV)/bin/python scripts/generate_sync.py --check
 
-types: $(READY)  ## mypy and pyright
+types: $(READY)  ## mypy and pyright, of the examples in the documentation, too
 	$(RUN) mypy
 	$(RUN) pyright --pythonpath $(VENV)/bin/python
+	PYTHONPATH=tests $(VENV)/bin/python scripts/doc_types.py
 
 layers: $(READY)  ## imports go downward only
 	$(VENV)/bin/lint-imports
 
-docs: $(READY)  ## build the documentation into site/; a warning is an error
+docs: prose  ## build the documentation into site/; a warning is an error
 	$(RUN) mkdocs build --strict
+
+prose: $(READY)  ## find what our voice doesn't say in the public text, and check its spelling
+	$(VENV)/bin/python scripts/prose.py
 
 package: $(READY)  ## build the package into dist/, check it and try the installed wheel; RELEASE=yes insists on real URLs
 	$(VENV)/bin/python scripts/package.py $(if $(RELEASE),--release)
@@ -151,6 +158,12 @@ bench-web-memory: servers  ## measure the memory of 200 requests of a megabyte a
 
 generate: $(READY)  ## write the code for threads again, from the code for tasks
 	$(VENV)/bin/python scripts/generate_sync.py
+
+dashboard-svg: servers  ## draw the Grafana dashboard anew, from real data
+	$(VENV)/bin/python scripts/dashboard_svg.py
+
+reference: $(READY)  ## write the reference of the command line again, from the help of its commands
+	$(VENV)/bin/python scripts/cli_reference.py
 
 walk: servers  ## show which files a call on Redis and a request to FastAPI on PostgreSQL pass through
 	PYTHONPATH=tests $(RUN) scripts.walk

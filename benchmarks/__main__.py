@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import chart, report, stalls
+from benchmarks import chart, readme, report, stalls
 from benchmarks.figures import Group, Section
 from benchmarks.measuring import Effort
 
@@ -62,7 +62,8 @@ def main() -> int:
     else:
         (HERE / "results.md").write_text(text)
         (HERE / "chart.svg").write_text(chart.draw(groups))
-        print(f"wrote {HERE / 'results.md'} and {HERE / 'chart.svg'}")
+        readme.update()
+        print(f"wrote {HERE / 'results.md'}, {HERE / 'chart.svg'}, and the figures of the READMEs")
     return int(any(group.failed for group in groups))
 
 

@@ -1,6 +1,7 @@
-"""chart.svg: first executions per second with 128 tasks, store by store, as bars.
+"""chart.svg: new operations per second with 128 tasks, store by store, as bars.
 
-This module writes SVG from figures. Bars of one store share a scale; stores have their own.
+This module writes SVG from figures. Bars of one store share a scale; stores have their own. The
+picture brings its own card, light or dark, and fits a phone: each name stands above its bar.
 """
 
 from __future__ import annotations
@@ -12,19 +13,38 @@ from benchmarks.figures import Group, Lane, Race
 from benchmarks.report import figure
 
 SCENARIO = "first, 128 tasks"
-COLOURS = {"ours": "#0b7285", "floor": "#adb5bd", "usual": "#e8a33d", "alternative": "#c2554d"}
 MEANINGS = {
     "ours": "semel",
-    "floor": "floor: the same bytes, nothing else",
-    "usual": "the usual design",
     "alternative": "alternatives",
+    "usual": "the usual design",
+    "floor": "floor: the same bytes, nothing else",
 }
-WIDTH, LABELS, NUMBERS = 920, 330, 90
-ROW, GAP, TOP = 20, 34, 64
+WIDTH, SIDE = 480, 24
+ROW, BAR, GAP, TOP = 29, 9, 40, 106
+
+STYLE = """\
+    .card { fill: #ffffff; stroke: #d8dee4 }
+    .text { fill: #1b1f24 }
+    .soft { fill: #57606a }
+    .bold { font-weight: 600 }
+    .end { text-anchor: end }
+    .ours { fill: #0b7285 }
+    .alternative { fill: #c2554d }
+    .usual { fill: #d99a2b }
+    .floor { fill: #adb5bd }
+    @media (prefers-color-scheme: dark) {
+      .card { fill: #161b22; stroke: #30363d }
+      .text { fill: #e6edf3 }
+      .soft { fill: #9aa4af }
+      .ours { fill: #22b8cf }
+      .alternative { fill: #e5827a }
+      .usual { fill: #e8b04a }
+      .floor { fill: #57606a }
+    }"""
 
 
 def draw(groups: Sequence[Group]) -> str:
-    """The chart; empty when the scenario was not measured."""
+    """The chart; without bars when the scenario was not measured."""
     races = [
         (section.title.partition(",")[0], race)
         for group in groups
@@ -32,53 +52,68 @@ def draw(groups: Sequence[Group]) -> str:
         for race in section.races
         if race.what == SCENARIO
     ]
-    height = TOP + sum(GAP + ROW * len(race.lanes) for _, race in races) + 12
+    height = TOP + sum(GAP + ROW * len(race.lanes) for _, race in races) + 8
     body = "\n".join((*_heading(), *_stores(races)))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n{body}\n</svg>\n'
-    )
+    return f"""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" \
+height="{height}" role="img" aria-labelledby="title desc" font-size="13"
+     font-family="system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif">
+  <title id="title">New operations per second, 128 asyncio tasks in one process</title>
+  <desc id="desc">{escape(" ".join(_told(races)))}</desc>
+  <style>
+{STYLE}
+  </style>
+  <rect class="card" x="1" y="1" width="{WIDTH - 2}" height="{height - 2}" rx="12"/>
+{body}
+</svg>
+"""
+
+
+def _told(races: Sequence[tuple[str, Race]]) -> Iterator[str]:
+    """The chart in words."""
+    for store, race in races:
+        bars = (f"{lane.name} {figure(lane.median)}" for lane in _ordered(race))
+        yield f"{store}: {', '.join(bars)}."
+
+
+def _ordered(race: Race) -> list[Lane]:
+    return sorted(race.lanes, key=lambda lane: -lane.median)
 
 
 def _heading() -> Iterator[str]:
-    yield _text(12, 24, "First executions per second, one process, 128 tasks", "size")
-    left = 12
+    yield _text(SIDE, 34, "New operations per second", "text bold", size=16)
+    yield _text(SIDE, 53, "128 asyncio tasks in one process; higher is better", "soft")
+    left, top = SIDE, 70
     for role, meaning in MEANINGS.items():
-        yield f'<rect x="{left}" y="38" width="11" height="11" fill="{COLOURS[role]}"/>'
-        yield _text(left + 16, 48, meaning)
-        left += 40 + 7 * len(meaning)
+        if role == "floor":
+            left, top = SIDE, top + 18
+        yield f'  <rect class="{role}" x="{left}" y="{top - 9}" width="11" height="11" rx="2"/>'
+        yield _text(left + 17, top + 1, meaning, "soft")
+        left += 36 + 7 * len(meaning)
 
 
 def _stores(races: Sequence[tuple[str, Race]]) -> Iterator[str]:
     top = TOP
     for store, race in races:
-        yield _text(12, top + 20, store, "bold")
-        top += GAP - 6
+        yield _text(SIDE, top + 22, store, "text bold", size=15)
+        top += GAP
         widest = max(lane.median for lane in race.lanes)
-        for lane in sorted(race.lanes, key=lambda lane: -lane.median):
+        for lane in _ordered(race):
             yield from _bar(lane, top, widest)
             top += ROW
-        top += 6
 
 
 def _bar(lane: Lane, top: int, widest: float) -> Iterator[str]:
-    length = (WIDTH - LABELS - NUMBERS) * lane.median / widest
-    yield _text(LABELS - 8, top + 13, lane.name, "end")
+    length = (WIDTH - 2 * SIDE) * lane.median / widest
+    weight = " bold" if lane.role == "ours" else ""
+    yield _text(SIDE, top + 4, lane.name, f"text{weight}")
+    yield _text(WIDTH - SIDE, top + 4, figure(lane.median), f"text end{weight}")
     yield (
-        f'<rect x="{LABELS}" y="{top + 2}" width="{length:.1f}" height="{ROW - 6}" '
-        f'fill="{COLOURS[lane.role]}"/>'
+        f'  <rect class="{lane.role}" x="{SIDE}" y="{top + 9}" width="{length:.1f}" '
+        f'height="{BAR}" rx="2"/>'
     )
-    yield _text(int(LABELS + length) + 6, top + 13, figure(lane.median))
 
 
-STYLES = {
-    "": "",
-    "size": ' font-size="16" font-weight="bold"',
-    "bold": ' font-weight="bold"',
-    "end": ' text-anchor="end"',
-}
-
-
-def _text(left: int, top: int, text: str, style: str = "") -> str:
-    return f'<text x="{left}" y="{top}" fill="#212529"{STYLES[style]}>{escape(text)}</text>'
+def _text(left: int, top: int, text: str, classes: str, size: int = 0) -> str:
+    large = f' font-size="{size}"' if size else ""
+    return f'  <text class="{classes}" x="{left}" y="{top}"{large}>{escape(text)}</text>'

@@ -4,6 +4,7 @@ Only what stands between the two marks of a README changes. A test fails when a 
 the one in results.md. Nothing is measured here.
 """
 
+# ruff: noqa: RUF001 - Chinese has its own punctuation
 from __future__ import annotations
 
 import re
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.md"
+AHEAD_THERE = re.compile(r"semel is ahead in (\d+) of (\d+)")
 MARKED = re.compile(r"(<!-- figures: .* -->\n)(?:.*\n)*?(<!-- end of figures -->)")
 
 BY_HAND = ("redis-py Lock and cache-aside", "by hand: insert on conflict")
@@ -80,7 +82,7 @@ READMES = {"en": HERE.parent / "README.md", "zh": HERE.parent / "README.zh.md"}
 
 def figures(results: str, section: str, column: str) -> dict[str, float]:
     """Return what each contender of a section has in a column of its tables."""
-    text = results.split(f"\n### {section}\n")[1].split("\n### ")[0]
+    text = results.partition(f"\n### {section}\n")[2].partition("\n### ")[0]
     found: dict[str, float] = {}
     head: list[str] = []
     for line in filter(lambda line: line.startswith("|"), text.splitlines()):
@@ -99,8 +101,8 @@ def block(results: str, language: str) -> str:
         "|" + "---|" * len(HEADS[language]),
         *(_line(results, scenario, language) for scenario in SCENARIOS),
     ]
-    ahead, every = re.search(r"semel is ahead in (\d+) of (\d+)", results).groups()
-    counts = {"ahead": ahead, "all": every, "behind": int(every) - int(ahead)}
+    ahead, every = map(int, AHEAD_THERE.findall(results)[0])
+    counts = {"ahead": ahead, "all": every, "behind": every - ahead}
     return "\n".join([*lines, "", AHEAD[language].format(**counts), ""])
 
 
@@ -128,13 +130,17 @@ def rounded(rate: float) -> int:
     return int(round(rate, -1 if rate < 1000 else -2))
 
 
+def updated(text: str, results: str, language: str) -> str:
+    """Return a README with the figures of these results between its marks."""
+    return MARKED.sub(lambda marks: marks[1] + block(results, language) + marks[2], text)
+
+
 def update() -> None:
-    """Write the figures into each README that is there."""
+    """Write the figures into each README."""
     results = RESULTS.read_text(encoding="utf-8")
     for language, readme in READMES.items():
         text = readme.read_text(encoding="utf-8")
-        changed = MARKED.sub(lambda m: m[1] + block(results, language) + m[2], text)
-        readme.write_text(changed, encoding="utf-8")
+        readme.write_text(updated(text, results, language), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ HEAD = """# What semel costs
 Written by `make bench`: {machine}. Contenders took turns, round by round; a figure is the median
 of its rounds, a ratio the median of the ratios of the same round. Operations return 100 bytes of
 JSON unless a size is named. PostgreSQL and MariaDB flush each commit, SQLite runs at FULL; where
-the disk flushes slowly, figures per second are lower for everybody, and ratios say more. Wake-ups
+the disk flushes slowly, figures per second are lower for all, and ratios say more. Wake-ups
 are measured at real-time priority, where that is allowed.
 
-![First executions per second, 128 tasks](chart.svg)
+![Bar chart: new operations per second with 128 tasks, store by store](chart.svg)
 """
 
 LEGEND = """In a table, `12,300 (0.45 / 2.1)` reads: 12,300 of the unit; 0.45 of the floor's figure

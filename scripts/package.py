@@ -1,4 +1,4 @@
-"""Builds the package, checks it, and uses it as somebody does who has only installed it.
+"""Builds the package, checks it, and uses it as an application does that has only installed it.
 
     scripts/package.py              build into dist/, check, install into a new environment, try
     scripts/package.py --release    and insist on real addresses, and on a checkout without changes
@@ -7,12 +7,13 @@ The source distribution holds every file that git does not ignore, the tests amo
 
 The wheel is built from the source distribution, which proves that this one is complete. The build
 uses the hatchling of this environment, and downloads nothing. The new environment has semel and its
-dependencies only, and runs every Python example of the README.
+dependencies only, and runs each Python example of the README that needs no extra.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -27,6 +28,9 @@ from urllib.parse import urlsplit
 
 PROJECT: Final = Path(__file__).resolve().parents[1]
 DIST: Final = PROJECT / "dist"
+NEEDED: Final = ("Documentation", "Source")
+"""Where the README's links and pictures lead to (scripts/package_readme.py)."""
+RESERVED: Final = re.compile(r"^$|(^|\.)(example(\.(com|net|org))?|invalid|test|localhost)$")
 
 _EXAMPLE: Final = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -38,9 +42,9 @@ def main() -> int:
     release = options.parse_args().release
 
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
-    unset = placeholders(settings["project"]["urls"])
+    unset = missing(settings["project"].get("urls", {}))
     if release and unset:
-        print(f"[project.urls] of pyproject.toml has no real address yet: {', '.join(unset)}")
+        print(f"[project.urls] of pyproject.toml needs real addresses: {', '.join(unset)}")
         return 1
     if release and output("git", "status", "--porcelain"):
         print("The checkout has changes that are not committed, or files that git does not know.")
@@ -57,13 +61,17 @@ def main() -> int:
         print(error)
         return 1
     if unset:
-        print("Not ready for a release: the addresses in [project.urls] are placeholders.")
+        print(f"Not ready for a release: [project.urls] needs {', '.join(unset)}.")
     return 0
 
 
-def placeholders(urls: Mapping[str, str]) -> list[str]:
-    """Name the URLs whose host is reserved for examples (RFC 2606): they belong to nobody."""
-    return [name for name, url in urls.items() if f".{urlsplit(url).hostname}".endswith(".example")]
+def missing(urls: Mapping[str, str]) -> list[str]:
+    """Name the URLs that a release needs and lacks, or whose host is reserved (RFC 2606)."""
+    return [
+        name
+        for name in dict.fromkeys((*NEEDED, *urls))
+        if name not in urls or RESERVED.search(urlsplit(urls[name]).hostname or "")
+    ]
 
 
 def use(wheel: Path, folder: Path) -> None:
@@ -76,9 +84,26 @@ def use(wheel: Path, folder: Path) -> None:
     run(semel, "--version")
     readme = (PROJECT / "README.md").read_text(encoding="utf-8")
     example = folder / "readme.py"
-    example.write_text("\n".join(_EXAMPLE.findall(readme)), encoding="utf-8")
+    alone = [code for code in _EXAMPLE.findall(readme) if not wants(code)]
+    example.write_text("\n".join(alone), encoding="utf-8")
     run(python, "-W", "error", example, folder=folder)
-    print("The README's examples work with the installed wheel.")
+    print(f"{len(alone)} of the README's examples need no extra, and work with the wheel.")
+
+
+def wants(code: str) -> set[str]:
+    """Return the packages that an example needs beside semel."""
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(code))
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    return imported - {"semel"} - sys.stdlib_module_names
 
 
 def output(*command: str) -> str:

@@ -90,6 +90,12 @@ SERVERS = (
         wheel=None,
         unpacks=True,
     ),
+    Server(
+        name="Chromium",  # no server: the browser that looks at the documentation
+        commands=("chromium",),
+        packages=("chromium",),
+        wheel=None,
+    ),
 )
 
 CLUSTERS = (

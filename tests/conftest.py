@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from measuring import measure_without_lock, not_measured
 from selecting import ALL, left_for_more
+from servers.brokers import kafka_cluster, nats_server, sqs_server
 from servers.mariadb import MariaDBServer, mariadb_server
 from servers.postgres import PostgresServer, postgres_server
 from servers.rabbitmq import RabbitMQServer, VirtualHost, rabbitmq_server
@@ -156,3 +157,24 @@ def store_url(request) -> str:
     if request.param == "memory":
         return "memory://"
     return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture
+def kafka_address() -> Iterator[str]:
+    """A private Kafka cluster without topics."""
+    with kafka_cluster() as address:
+        yield address
+
+
+@pytest.fixture
+def sqs_url() -> Iterator[str]:
+    """A private SQS without queues."""
+    with sqs_server() as url:
+        yield url
+
+
+@pytest.fixture
+def nats_url() -> Iterator[str]:
+    """A private NATS with an empty JetStream."""
+    with nats_server() as url:
+        yield url

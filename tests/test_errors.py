@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 
 import pytest
 
@@ -55,7 +56,7 @@ SAID = {
     errors.StoreUnavailable: ("store_unavailable", True, 503, "UNAVAILABLE"),
     errors.TooManyWaiting: ("too_many_waiting", True, 409, "UNAVAILABLE"),
     errors.WaitTimeout: ("wait_timeout", True, 409, "DEADLINE_EXCEEDED"),
-    # The answer stays the same until somebody changes the call, the settings or the record.
+    # The answer stays the same until a person changes the call, the settings or the record.
     errors.AttemptsExhausted: ("attempts_exhausted", False, 409, "FAILED_PRECONDITION"),
     errors.ConfigError: ("config_error", False, 500, "INTERNAL"),
     errors.DuplicateRequest: ("duplicate_request", False, 409, "ALREADY_EXISTS"),
@@ -71,7 +72,7 @@ SAID = {
     errors.StoreRefused: ("store_refused", False, 503, "UNAVAILABLE"),
     errors.ValueRejected: ("value_rejected", False, 500, "INTERNAL"),
 }
-"""What each kind says to whoever gets it; people's clients rely on it."""
+"""What each kind says to its caller; people's clients rely on it."""
 
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
@@ -82,6 +83,17 @@ def test_every_error_says_whether_a_retry_helps(kind):
 def test_every_error_has_a_code_of_its_own():
     assert {kind.code for kind in PUBLIC} == {said[0] for said in SAID.values()}
     assert len({kind.code for kind in PUBLIC}) == len(PUBLIC) == len(SAID)
+
+
+def test_the_reference_has_the_tree_and_every_class_in_a_table(project):
+    page = (project / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    tree = page.partition("```text\n")[2].partition("\n```")[0]
+    assert tree in inspect.cleandoc(errors.__doc__).replace("\n    ", "\n")
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \| (\w+) \| (\d+) \| `(\w+)` \|$", page, re.MULTILINE
+    )
+    told = {name: (code, helps == "yes", int(http), grpc) for name, code, helps, http, grpc in rows}
+    assert told == {kind.__name__: said for kind, said in SAID.items()}
 
 
 @pytest.mark.parametrize("error", MADE, ids=lambda error: type(error).__name__)

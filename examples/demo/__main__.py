@@ -44,7 +44,7 @@ def run_storm(place: Place, options: argparse.Namespace) -> Clients:
                 bar.show(ready, options.workers)
         with Bar("storm of requests") as bar:
             for _ in clients.send_all(workers, deadline):
-                note = f"replays: {len(clients.replays)}, workers killed: {len(clients.kills)}"
+                note = f"replays: {len(clients.replays)}, killed: {len(clients.kills)}"
                 bar.show(clients.ended, clients.total, note)
     return clients
 
@@ -66,13 +66,13 @@ def summary(clients: Clients, audit: Audit) -> str:
         [
             ("requests", clients.sent, f"for {len(clients.keys)} payments"),
             ("charges", audit.charges, "in the card network's ledger"),
-            ("replays", len(clients.replays), "duplicates that got the receipt of the first"),
-            ("waits", waits, "of them came while the first was still running"),
-            ("mismatches", clients.mismatches, "the same key with another amount: refused"),
-            ("retries", clients.retries, "after a failure of the network, or of a worker"),
+            ("replays", len(clients.replays), "duplicates that got the first receipt"),
+            ("waits", waits, "of them came while the first ran"),
+            ("mismatches", clients.mismatches, "same key, another amount: rejected"),
+            ("retries", clients.retries, "after a network or worker failure"),
             ("killed workers", len(clients.kills), "by SIGKILL, in the middle of a payment"),
             ("takeovers", len(clients.takeovers), "of a dead worker's key"),
-            ("absorbed", audit.absorbed, "charges repeated by a takeover, known by their token"),
+            ("absorbed", audit.absorbed, "repeated charges, known by their token"),
         ]
     )
 
@@ -83,8 +83,8 @@ def story_of_kills(clients: Clients) -> str:
         event.identity.key: f"attempt {event.number} took over" for event in clients.takeovers
     }
     return "\n".join(
-        f"  {kill.request.key}: worker {kill.pid} was killed {kill.moment}"
-        f" (exit code {kill.exit_code}); {taken_over.get(kill.request.key, 'nobody took over')}"
+        f"  {kill.request.key}: {kill.cause} {kill.moment};"
+        f" {taken_over.get(kill.request.key, 'no attempt took over')}"
         for kill in clients.kills
     )
 

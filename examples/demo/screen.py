@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from types import TracebackType
 from typing import Self
 
-WIDTH = 30
+WIDEST = 30
 LABEL_WIDTH = 18
 STEPS_IN_A_LOG = 4
 """Without a terminal, a bar becomes a few lines: one at each quarter."""
@@ -23,9 +24,12 @@ class Bar:
 
     def show(self, done: int, total: int, note: str = "") -> None:
         """Say how far it is."""
-        filled = WIDTH * done // max(total, 1)
-        bar = "#" * filled + "." * (WIDTH - filled)
-        self._line = f"{self._label:<{LABEL_WIDTH}}[{bar}] {done:>5}/{total:<5} {note}".rstrip()
+        label, count = f"{self._label:<{LABEL_WIDTH}}", f"{done:>5}/{total:<5} {note}".rstrip()
+        # A line that the terminal wraps could not be written over.
+        room = shutil.get_terminal_size().columns - len(f"{label}[] {count}") - 1
+        width = min(WIDEST, max(room, 0)) if self._terminal else WIDEST
+        filled = width * done // max(total, 1)
+        self._line = f"{label}[{'#' * filled}{'.' * (width - filled)}] {count}"
         if self._terminal:
             print(f"\r\033[K{self._line}", end="", flush=True)
         elif (step := STEPS_IN_A_LOG * done // max(total, 1)) > self._step:

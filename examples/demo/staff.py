@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,13 @@ class Kill:
     def moment(self) -> str:
         """When in the payment it was."""
         return "" if self.request.fault is None else self.request.fault.value
+
+    @property
+    def cause(self) -> str:
+        """What ended the process: the name of a signal, or its exit code."""
+        if self.exit_code is not None and self.exit_code < 0:
+            return signal.Signals(-self.exit_code).name
+        return f"exit code {self.exit_code}"
 
 
 class Staff:

@@ -28,7 +28,7 @@ PayloadSource: TypeAlias = str | Sequence[str] | Callable[..., object] | UnsetTy
 
 
 class Unknown(TypedDict):
-    """Options that nobody knows, so that type checkers allow none."""
+    """Unknown options, so that type checkers allow none."""
 
 
 class Arrived(NamedTuple):
@@ -143,7 +143,7 @@ class Plan:
         if key is None:
             if names[:1] == ("self",) and self.binding == "function":
                 raise ConfigError(
-                    f"{self.name} is a method: say what makes its key, such as "
+                    f"{self.name} is a method: name what makes its key, such as "
                     "key='{self.id}:{order.id}'; the instance is no part of a digest"
                 )
             receiver = self._receiver

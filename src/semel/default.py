@@ -65,13 +65,13 @@ class _Default(ForkAware):
 
 _default = _Default()
 default_engine = _default.get
-"""Give the engine of the module-level functions; made from the settings unless configured."""
+"""Return the engine of the module-level functions; made from the settings unless configured."""
 
 
 def configure(
     url_or_store: str | Store | None = None, **options: Unpack[EngineOptions]
 ) -> Idempotency:
-    """Make the default engine anew: `url_or_store` and `options` are those of `Idempotency`.
+    """Create the default engine anew; `url_or_store` and `options` are those of `Idempotency`.
 
     Examples:
         >>> engine = configure("memory://", policy=Policy(ttl=3600))
@@ -92,7 +92,7 @@ def execute(
     returns: type[T] | None = None,
     policy: Policy | None = None,
 ) -> T:
-    """`Idempotency.execute` on the default engine.
+    """Call `Idempotency.execute` on the default engine.
 
     Examples:
         >>> execute("order:42", charge, scope="payments")
@@ -112,7 +112,7 @@ def run(
     returns: type[T] | None = None,
     policy: Policy | None = None,
 ) -> Outcome[T]:
-    """`Idempotency.run` on the default engine.
+    """Call `Idempotency.run` on the default engine.
 
     Examples:
         >>> run("order:42", charge).replayed
@@ -132,7 +132,7 @@ def consume(
     ttl: Duration | None = None,
     policy: Policy | None = None,
 ) -> bool:
-    """`Idempotency.consume` on the default engine.
+    """Call `Idempotency.consume` on the default engine.
 
     Examples:
         >>> consume("message:7", charge)
@@ -156,7 +156,7 @@ def once(
     policy: Policy | None = None,
 ) -> OnceDecorator: ...
 def once(given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
-    """`Idempotency.once` on the default engine, asked for at each call.
+    """Decorate with `Idempotency.once` on the default engine, which each call looks up.
 
     Examples:
         >>> @once("order:{number}")
@@ -180,7 +180,7 @@ def once_per(
     policy: Policy | None = None,
     clock: Callable[[], float] = time.time,
 ) -> OncePerDecorator:
-    """`Idempotency.once_per` on the default engine, asked for at each call.
+    """Decorate with `Idempotency.once_per` on the default engine, which each call looks up.
 
     Examples:
         >>> @once_per("day", tz="Europe/Berlin")
@@ -211,7 +211,7 @@ def attempt(
     payload: object = UNSET,
     policy: Policy | None = None,
 ) -> AttemptContext[Result]:
-    """`Idempotency.attempt` on the default engine.
+    """Open `Idempotency.attempt` on the default engine.
 
     Examples:
         >>> with attempt("order:42") as running:

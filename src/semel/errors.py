@@ -1,31 +1,31 @@
-"""Every error semel raises, in one tree.
+"""Every error that semel raises, in one tree.
 
     IdempotencyError
-    ├── ConfigError            a setting, URL, policy or decorator is wrong
-    ├── InvalidKey             the key (or the expression that makes it) is not acceptable
-    ├── ConcurrentRequest      the same key is running elsewhere and this caller does not wait
+    ├── ConfigError            a setting, URL, policy, or decorator is invalid
+    ├── InvalidKey             the key, or the expression that makes it, is invalid
+    ├── ConcurrentRequest      the same key is running elsewhere, and this caller doesn't wait
     │   └── TooManyWaiting     it would wait, but `max_waiting` calls wait already
-    ├── DuplicateRequest       the key was used before (guard mode)
+    ├── DuplicateRequest       the key was used before (reject mode)
     ├── NestedCall             the running attempt asked for its own key
     ├── PayloadMismatch        the same key came with another payload
-    ├── OutcomeUnknown         nobody knows whether an attempt took effect; its record is held
+    ├── OutcomeUnknown         an attempt may have taken effect; its record is held
     ├── PreviousFailure        the key failed for good before
-    ├── AttemptsExhausted      the key was tried as often as its policy allows
+    ├── AttemptsExhausted      the policy allows no further attempt
     ├── LeaseLost              another attempt replaced this one
-    ├── ResultUnavailable      the operation succeeded, its result cannot be given back
+    ├── ResultUnavailable      the operation succeeded, but its result can't be returned
     ├── WaitTimeout            the running attempt did not end in time (a TimeoutError too)
-    ├── SerializationError     a value cannot be encoded or read back
-    ├── RetryTransaction       the database asked for the whole unit of work to be repeated
+    ├── SerializationError     a value can't be encoded or read back
+    ├── RetryTransaction       the database asked to repeat the whole unit of work
     └── StoreError             the store could not do its work
-        ├── StoreUnavailable   it cannot be reached, or did not answer in time
-        │   └── StoreRefused   it does not let us in, until somebody changes something
-        ├── StoreFull          it has no room for a new key
-        ├── ValueRejected      it can never take this value: too large, or of a wrong kind
-        └── RecordUnreadable   a record is there but cannot be understood
+        ├── StoreUnavailable   the store is unreachable, or did not respond in time
+        │   └── StoreRefused   it rejected the login, or a database or permission is missing
+        ├── StoreFull          the store has no room for a new key
+        ├── ValueRejected      the store can never take this value: too large, or of a wrong kind
+        └── RecordUnreadable   a record exists but can't be read
 
 Each class says whether the same call may succeed later (`retry_helps`) and how it looks from
-outside (`code`, `http_status`, `grpc_status`), so that every integration answers alike. The error
-of a call names its operation: `scope` and `key_digest`.
+outside (`code`, `http_status`, `grpc_status`), so that all integrations agree. The error of a
+call names its operation: `scope` and `key_digest`.
 
 Each can be made again from its `args`, the text: result backends of Celery know nothing else of it.
 """
@@ -39,7 +39,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 
 class Operation(Protocol):
-    """What an error is about."""
+    """The operation that an error is about."""
 
     @property
     def scope(self) -> str:
@@ -48,12 +48,12 @@ class Operation(Protocol):
 
     @property
     def key_digest(self) -> str:
-        """Stands for scope and key."""
+        """The digest of scope and key."""
         ...
 
 
 class IdempotencyError(Exception):
-    """The root of the tree; catches everything semel raises by itself."""
+    """The base class of every error that semel raises."""
 
     code: ClassVar[str] = "idempotency_error"
     retry_helps: ClassVar[bool] = False
@@ -61,13 +61,13 @@ class IdempotencyError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
 
     scope: str | None = None
-    """The kind of operation that it is about; None where no operation is known."""
+    """The scope of the operation; None where no operation is known."""
     key_digest: str | None = None
-    """Which operation, as in events, logs and `semel show`: the key itself may be a secret."""
+    """The digest of the key, as in events, logs, and `semel show`: a key may be a secret."""
 
     @property
     def text(self) -> str:
-        """The message alone, without the operation that `str` adds to it."""
+        """The message without the operation that `str` adds."""
         return super().__str__()
 
     def __str__(self) -> str:
@@ -119,19 +119,19 @@ def raise_about(error: IdempotencyError, operation: Operation) -> NoReturn:
 
 
 class ConfigError(IdempotencyError, ValueError):
-    """A setting, URL, policy or decorator is wrong; the message names it and the way out.
+    """A setting, URL, policy, or decorator is invalid; the message says what to do.
 
-    So is a function that returns a coroutine to `Idempotency`. Unless the coroutine was begun,
-    `nothing_ran` is True, and the key may be used again at once under any policy.
+    `Idempotency` also raises it for a function that returns a coroutine. Unless the coroutine was
+    begun, `nothing_ran` is True, and the key may be used again at once under any policy.
     """
 
     code = "config_error"
     nothing_ran: bool = False
-    """The function was called, and it is certain that it has done nothing."""
+    """True if the function was called and has certainly done nothing."""
 
 
 class InvalidKey(IdempotencyError, ValueError):
-    """The key, or the expression that should have made it, is not acceptable."""
+    """The key, or the expression that makes it, is invalid."""
 
     code = "invalid_key"
     http_status = 400
@@ -139,10 +139,10 @@ class InvalidKey(IdempotencyError, ValueError):
 
 
 class ConcurrentRequest(IdempotencyError):
-    """The same key is running elsewhere, and this caller does not wait for it.
+    """The same key is running elsewhere, and this caller doesn't wait for it.
 
-    `message` is the text of the policy, if it has one; `retry_after` is how many seconds the
-    running attempt has at most, if the store says so.
+    `message` is the policy's text, if it has one. `retry_after` is the most seconds that the
+    running attempt has left, if the store knows.
     """
 
     code = "concurrent_request"
@@ -158,8 +158,8 @@ class ConcurrentRequest(IdempotencyError):
 class TooManyWaiting(ConcurrentRequest):
     """The same key is running, and `max_waiting` calls of this engine wait already.
 
-    Nothing ran, and the caller may try again. HTTP and gRPC answer it as any `ConcurrentRequest`,
-    whose `message` and `retry_after` it has.
+    Nothing ran, and the caller may try again. HTTP and gRPC respond as for any
+    `ConcurrentRequest`, whose `message` and `retry_after` it has.
     """
 
     code = "too_many_waiting"
@@ -178,9 +178,9 @@ class TooManyWaiting(ConcurrentRequest):
 
 
 class DuplicateRequest(IdempotencyError):
-    """The key was used before, and the policy rejects duplicates (guard mode).
+    """The key was used before, and the policy rejects duplicates (reject mode).
 
-    `message` is the text of the policy, if it has one.
+    `message` is the policy's text, if it has one.
     """
 
     code = "duplicate_request"
@@ -200,8 +200,8 @@ class NestedCall(IdempotencyError):
 class PayloadMismatch(IdempotencyError):
     """The same key came with another payload; nothing ran and the record is unchanged.
 
-    `superseded` says that a newer payload has replaced this one (mismatch="replace"); `message` is
-    another text.
+    `superseded` says that a newer payload has replaced this one (mismatch="replace"). `message`
+    replaces the text.
     """
 
     code = "payload_mismatch"
@@ -221,9 +221,9 @@ class PayloadMismatch(IdempotencyError):
 
 
 class OutcomeUnknown(IdempotencyError):
-    """Nobody knows whether an attempt took effect: it raised, or its process stopped.
+    """An attempt may have taken effect: it raised, or its process stopped.
 
-    Its record is held until somebody finds out; the message has the command that decides.
+    Its record is held until you decide what happened. The message has the command that decides.
     """
 
     code = "outcome_unknown"
@@ -258,7 +258,7 @@ class PreviousFailure(IdempotencyError):
 
 
 class AttemptsExhausted(IdempotencyError):
-    """The key was tried as often as its policy allows; `number` is how often."""
+    """The policy allows no further attempt; `number` is how many there were."""
 
     code = "attempts_exhausted"
     http_status = 409
@@ -294,9 +294,9 @@ class ResultUnavailable(IdempotencyError):
 
 
 class WaitTimeout(IdempotencyError, TimeoutError):
-    """The running attempt did not end within the time this caller waits.
+    """The running attempt did not end within the time that this caller waits.
 
-    `retry_after` is how many seconds it has at most, if the store says so; `message` is another
+    `retry_after` is the most seconds that it has left, if the store knows. `message` replaces the
     text.
     """
 
@@ -317,11 +317,11 @@ class SerializationError(IdempotencyError):
 
     code = "serialization_error"
     outline: str | None = None
-    """The text without any part of the value; None: it is not known what the text quotes."""
+    """The text without any part of the value; None if it is not known what the text quotes."""
 
 
 class RetryTransaction(IdempotencyError):
-    """The database asked for the whole unit of work to be repeated."""
+    """The database asked to repeat the whole unit of work."""
 
     code = "retry_transaction"
     retry_helps = True
@@ -339,13 +339,13 @@ class StoreError(IdempotencyError):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, or did not answer in time."""
+    """The store is unreachable, or did not respond in time."""
 
     code = "store_unavailable"
 
 
 class StoreRefused(StoreUnavailable):
-    """The store does not let us in: a wrong login, no such database, a right that is missing."""
+    """The store rejected the login, or a database or permission is missing."""
 
     code = "store_refused"
     retry_helps = False
@@ -360,8 +360,8 @@ class StoreFull(StoreError):
 class ValueRejected(StoreError):
     """The store can never take this value: beyond a limit of the server, or of a wrong kind.
 
-    Sending it again does not help. The result of a function that ran is left out instead: its key
-    is done, and duplicates get `ResultUnavailable`.
+    Sending it again doesn't help. If it is the result of a function that ran, semel leaves it out:
+    the key is done, and duplicates get `ResultUnavailable`.
     """
 
     code = "value_rejected"
@@ -371,7 +371,7 @@ class ValueRejected(StoreError):
 
 
 class RecordUnreadable(StoreError):
-    """A record is there but cannot be understood, for this `reason`; nothing ran."""
+    """A record exists but can't be read, for this `reason`; nothing ran."""
 
     code = "record_unreadable"
     retry_helps = False

@@ -8,7 +8,7 @@ quick, and can never break the call: what it raises is logged and dropped (`seme
     │   └── RanInTransaction    ... and is stored when, and if, the caller commits
     ├── Replayed            a duplicate got the stored result (`waited`: after the first one ended)
     ├── RejectedBusy        the key was running elsewhere and this caller does not wait (any more)
-    ├── RejectedDuplicate   guard mode rejected a duplicate
+    ├── RejectedDuplicate   reject mode rejected a duplicate
     ├── RejectedFailure     the key failed for good before
     ├── RejectedUnknown     an abandoned record is held
     ├── RejectedExhausted   no attempts are left
@@ -16,7 +16,7 @@ quick, and can never break the call: what it raises is logged and dropped (`seme
     ├── TakenOver           this attempt replaces an abandoned one
     ├── Failed              the function raised; `verdict` says what was recorded
     ├── FailureUndecided    ... because the policy's `failure` function did not decide
-    ├── Parked              nobody knows whether it happened; the record waits for a resolver
+    ├── Parked              it may have taken effect; the record waits for a resolver
     ├── LostLease           another attempt may have replaced this one
     ├── RenewalFailed       one renewal failed; it is tried again
     ├── ResultOmitted       done, but the result could not be kept (size, type)
@@ -51,14 +51,14 @@ from semel.errors import (
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False):
-    """Something happened to one operation."""
+    """An event of one operation."""
 
     level: ClassVar[int] = logging.DEBUG
     """The level of its line in a log."""
 
     identity: Identity
     number: int | None = None
-    """The attempt that it is about, from 1 on; None where there is none, or none is known."""
+    """The number of the attempt, from 1; None if there is none, or it is unknown."""
 
     @property
     def name(self) -> str:
@@ -67,17 +67,17 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def scope(self) -> str:
-        """The kind of operation."""
+        """The scope of the operation."""
         return self.identity.scope
 
     @property
     def key(self) -> str:
-        """The operation's key; it may be a secret, so logs take `key_digest`."""
+        """The key of the operation; it may be a secret, so log `key_digest`."""
         return self.identity.key
 
     @property
     def key_digest(self) -> str:
-        """Stands for scope and key where the raw key, which may be a secret, has no business."""
+        """The digest of scope and key, for logs and metrics: the raw key may be a secret."""
         return self.identity.key_digest
 
 
@@ -89,11 +89,11 @@ class Ran(Event, frozen=True, kw_only=True):
     size: int
     """Bytes stored."""
     store_seconds: float | None = None
-    """Seconds for which the call waited for answers of the store; measured if there are hooks."""
+    """Seconds that the call waited for the store; measured only if there are hooks."""
 
 
 class RanInTransaction(Ran, frozen=True, kw_only=True):
-    """The function ran; its record is stored when, and if, the caller commits."""
+    """The function ran; its record is stored if the caller commits."""
 
 
 class Replayed(Event, frozen=True, kw_only=True):
@@ -102,17 +102,17 @@ class Replayed(Event, frozen=True, kw_only=True):
     level = logging.INFO
     waited: bool
     store_seconds: float | None = None
-    """As of `Ran`; None where this process knew the answer and did not ask the store."""
+    """As in `Ran`; None if this process had the result and did not ask the store."""
 
 
 class RejectedBusy(Event, frozen=True, kw_only=True):
-    """The key was running elsewhere and this caller does not wait (any more)."""
+    """The key was running elsewhere, and this caller doesn't wait, or no longer."""
 
     level = logging.INFO
 
 
 class RejectedDuplicate(Event, frozen=True, kw_only=True):
-    """Guard mode rejected a duplicate."""
+    """Reject mode rejected a duplicate."""
 
     level = logging.INFO
 
@@ -124,13 +124,13 @@ class RejectedFailure(Event, frozen=True, kw_only=True):
 
 
 class RejectedUnknown(Event, frozen=True, kw_only=True):
-    """An abandoned record is held; someone has to find out what happened."""
+    """The record is held; a resolver or a person has to decide what happened."""
 
     level = logging.WARNING
 
 
 class RejectedExhausted(Event, frozen=True, kw_only=True):
-    """No attempts are left."""
+    """The policy allows no further attempt."""
 
     level = logging.WARNING
 
@@ -152,7 +152,7 @@ class Failed(Event, frozen=True, kw_only=True):
 
     level = logging.INFO
     verdict: str
-    """What was recorded: forget, retryable or final."""
+    """What was recorded: forget, retryable, or final."""
     error: str
     """The type of the exception; its text may hold a secret."""
 
@@ -170,7 +170,7 @@ class FailureUndecided(Event, frozen=True, kw_only=True):
 
 
 class Parked(Event, frozen=True, kw_only=True):
-    """Nobody knows whether it happened; the record waits for a resolver or a person."""
+    """The attempt may have taken effect; its record waits for a resolver or a person."""
 
     level = logging.WARNING
     error: str
@@ -183,21 +183,21 @@ class LostLease(Event, frozen=True, kw_only=True):
 
 
 class RenewalFailed(Event, frozen=True, kw_only=True):
-    """One renewal failed; it is tried again until the lease ends."""
+    """A renewal failed; semel repeats it until the lease ends."""
 
     level = logging.WARNING
     error: str
 
 
 class ResultOmitted(Event, frozen=True, kw_only=True):
-    """Done, but the result could not be kept; a duplicate gets an error that says so."""
+    """Done, but the result could not be kept; a duplicate gets `ResultUnavailable`."""
 
     level = logging.ERROR
     reason: str
 
 
 class ResultNotStored(Event, frozen=True, kw_only=True):
-    """Done, but not stored yet; it is tried again in the background, unless `error` says not."""
+    """Done, but not stored yet; semel retries in the background, unless `error` rules that out."""
 
     level = logging.ERROR
     error: str
@@ -218,7 +218,7 @@ class StoreFailed(Event, frozen=True, kw_only=True):
 
 
 class RanUnprotected(Event, frozen=True, kw_only=True):
-    """The store was down and the policy says to run anyway (store_error="open")."""
+    """The store was down, and the function ran anyway (store_error="open")."""
 
     level = logging.ERROR
 
@@ -243,14 +243,14 @@ def rejection(error: IdempotencyError, identity: Identity, number: int | None = 
 
 
 class Announcer:
-    """Tells every hook, and the `semel` logger; what a hook raises is logged and dropped."""
+    """Calls every hook, and logs to `semel`; what a hook raises is logged and dropped."""
 
     __slots__ = ("_hooks", "reaches", "timed")
 
     def __init__(self, hooks: tuple[Hook, ...]) -> None:
         self._use(hooks)
         self.timed = bool(hooks)
-        """Whether calls measure how long the store takes: without a hook nobody would know."""
+        """Whether calls measure how long the store takes: without a hook it would be lost."""
 
     def _use(self, hooks: tuple[Hook, ...]) -> None:
         self._hooks = hooks
@@ -270,7 +270,7 @@ class Announcer:
             self._use(tuple(each for each in self._hooks if each is not hook))
 
     def __call__(self, event: Event) -> None:
-        """Tell of one event."""
+        """Report one event."""
         if logger.isEnabledFor(event.level):
             log_event(event)
         for hook in self._hooks:

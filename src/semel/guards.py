@@ -3,7 +3,7 @@
     match update_if_version(connection, "accounts", 7, expected_version=3, changes={"limit": 500}):
         case Applied(): ...                 # this call changed the row
         case AlreadyApplied(): ...          # an earlier call did, with the same values
-        case Conflict(current): ...         # somebody else changed it: read it again
+        case Conflict(current): ...         # another program changed it: read it again
 
 Each guard is one compare-and-set UPDATE of one column, the version or the state; only when it finds
 nothing to change is the row read to tell why. Nothing is committed here. `connection` is a DB-API
@@ -41,31 +41,31 @@ class Applied(Struct, frozen=True):
     """This call changed the row."""
 
     value: object
-    """The row's version, or state, from now on."""
+    """The new version or state of the row."""
 
 
 class AlreadyApplied(Struct, frozen=True):
-    """The row is already as this call would make it."""
+    """The row already is as this call would make it."""
 
     value: object
 
 
 class Conflict(Struct, frozen=True):
-    """The row is neither as expected nor as wanted; nothing was changed."""
+    """The row is neither as expected nor as wanted; nothing changed."""
 
     current: object
-    """The row's version or state."""
+    """The version or state of the row."""
     found: bool = True
-    """False when there is no such row."""
+    """False if there is no such row."""
 
 
 Guarded: TypeAlias = Applied | AlreadyApplied | Conflict
 
 
 class VersionGuard:
-    """Updates rows of a `table` whose version is still the one that the caller has seen.
+    """Updates rows of a `table` whose version is still the one that you read.
 
-    `id_column` names the row, and `version_column` is the one that is compared.
+    `id_column` identifies the row, and `version_column` is compared.
 
     Examples:
         >>> guard = VersionGuard("accounts")
@@ -81,10 +81,10 @@ class VersionGuard:
     def update(
         self, connection: Any, row_id: object, expected_version: int, changes: Mapping[str, object]
     ) -> Guarded:
-        """Change the row and raise its version by one, if it still is `expected_version`.
+        """Change the row and increment its version, if that still is `expected_version`.
 
-        `connection` is a DB-API connection, or one of SQLAlchemy; `row_id` names the row, and
-        `changes` are the columns to write. Nothing is committed here.
+        `connection` is a DB-API or SQLAlchemy connection, `row_id` identifies the row, and
+        `changes` are the columns to write. You commit.
         """
         if isinstance(expected_version, bool) or not isinstance(expected_version, int):
             shown = _shown(expected_version)
@@ -98,8 +98,8 @@ class VersionGuard:
 class StateGuard:
     """Moves rows of a `table` along the allowed `transitions`: `{"paid": {"new"}, ...}`, by target.
 
-    `id_column` names the row, and `state_column` is the one that is compared. Give all `states` to
-    have a mistyped one rejected; without them nobody can know that it is.
+    `id_column` identifies the row, and `state_column` is compared. If you pass all `states`, semel
+    rejects a mistyped one; without them, it can't detect it.
 
     Examples:
         >>> guard = StateGuard("accounts", {"paid": {"new"}})
@@ -147,10 +147,10 @@ def update_if_version(
     id_column: str = "id",
     version_column: str = "version",
 ) -> Guarded:
-    """Do what `VersionGuard(table).update` does, once.
+    """Update a row like `VersionGuard(table).update`, without a guard object.
 
-    `connection`, `row_id`, `expected_version` and `changes` are those of `update`; `id_column` and
-    `version_column` those of the guard.
+    `connection`, `row_id`, `expected_version`, and `changes` are those of `update`; `id_column` and
+    `version_column` are those of the guard.
 
     Examples:
         >>> update_if_version(connection, "accounts", 7, 3, {"name": "new"})
@@ -171,10 +171,10 @@ def transition(
     id_column: str = "id",
     state_column: str = "state",
 ) -> Guarded:
-    """Do what `StateGuard(table, {target: source}).transition` does, once.
+    """Move a row like `StateGuard(table, {target: source}).transition`, without a guard object.
 
-    `connection`, `row_id` and `changes` are those of `transition`; `id_column` and `state_column`
-    those of the guard.
+    `connection`, `row_id`, and `changes` are those of `transition`; `id_column` and `state_column`
+    are those of the guard.
 
     Examples:
         >>> transition(connection, "accounts", 7, "new", "paid")

@@ -91,14 +91,14 @@ _STOPS: Final = (ConfigError, NestedCall)
 
 
 class Message(Struct, frozen=True):
-    """A message as every consumer sees it, whichever broker brought it."""
+    """A message as every consumer sees it, from any broker."""
 
     id: str | None = None
-    """The broker's own property, as the producer wrote it; None = it wrote none."""
+    """The broker's message ID, as the producer wrote it, or None."""
     headers: Mapping[str, Any] = {}
     body: Any = b""
     raw: Any = None
-    """The message of the client library."""
+    """The client library's message object."""
 
 
 class Ack(Struct, frozen=True):
@@ -179,7 +179,7 @@ class MessageRules:
         consumer = options.get("consumer", default_consumer)
         if not isinstance(consumer, str):
             raise ConfigError(
-                'consumer must be a text, such as consumer="mailer": it names who handles the '
+                'consumer must be a string, such as consumer="mailer": it names who handles the '
                 f"messages, and keeps their records apart from those of others; got {consumer!r}"
             )
         try:
@@ -373,7 +373,7 @@ def _by_function(function: Callable[[Message], str | None], message: Message) ->
         kind = type(key).__name__
         article = "an" if kind[0] in "aeiouAEIOU" else "a"
         raise InvalidKey(
-            f"key= returned {article} {kind}; return a text, such as f'order:{{order_id}}'"
+            f"key= returned {article} {kind}; return a string, such as f'order:{{order_id}}'"
         )
     return _text(key, "what key= returned")
 
@@ -397,4 +397,4 @@ def _text(value: object, source: str) -> str:
             return value.decode()
         except UnicodeDecodeError as error:
             raise InvalidKey(f"{source} has bytes that are no text") from error
-    raise InvalidKey(f"{source} has {type(value).__name__}, not a text")
+    raise InvalidKey(f"{source} has {type(value).__name__}, not a string")

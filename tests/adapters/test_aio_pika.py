@@ -112,7 +112,7 @@ async def test_a_duplicate_is_acknowledged_and_not_handled(broker, connection, i
     assert sorted((each.id, each.body) for each in handle.seen) == [("m-1", b"1"), ("m-2", b"2")]
     assert isinstance(handle.seen[0].raw, client.IncomingMessage)
     await until(lambda: broker.host.depth("orders") == (0, 0))
-    with pytest.raises(ConfigError, match="say who handles the messages"):
+    with pytest.raises(ConfigError, match="consumer= or queue= is needed"):
         aio_pika.once(idem, handle)
 
 
@@ -149,7 +149,7 @@ async def test_a_message_that_cannot_be_written_again_waits_in_the_worker(
     broker.publish(headers={"odd": ""})
     consumer = aio_pika.once(idem, handle, queue="orders")
     assert await serve(queue, consumer, lambda: len(handled) == 2)
-    assert "a message cannot be published again" in caplog.text
+    assert "message not published again" in caplog.text
     await until(lambda: broker.host.depth("orders") == (0, 0))
 
 
@@ -262,7 +262,7 @@ async def test_a_message_for_a_queue_that_is_not_there_stays(broker, queue, idem
         idem, Handler(), queue="orders", consumer="mailer", dead_letters="nowhere"
     )
     assert await serve(queue, consumer, ready(broker, "semel.later.quorum.300.orders", 2))
-    assert "there is no queue nowhere: declare it" in caplog.text
+    assert "there is no queue nowhere, so" in caplog.text
 
 
 @pytest.mark.parametrize("gone", ["queue_delete", "exchange_delete"])
@@ -355,7 +355,7 @@ async def test_an_error_of_the_program_stops_the_consumer_and_acknowledges_nothi
     with pytest.raises(NestedCall):
         await consumer.run(queue, signals=())
     assert broker.host.consumers("orders") == 0
-    assert "a consumer stops" in caplog.text
+    assert "consumer stopped by an error" in caplog.text
     with pytest.raises(NestedCall):
         await consumer.drain()
     with pytest.raises(NestedCall):
@@ -398,7 +398,7 @@ async def test_what_runs_after_the_time_of_grace_is_cancelled_and_given_back(
     await handle.began.wait()
     consumer.stop()
     assert await running is False
-    assert "1 messages were still handled after 0.01 s" in caplog.text
+    assert "1 messages were still running after 0.01 s" in caplog.text
     await until(ready(broker, "orders"))
     again = Handler()
     consumer = aio_pika.once(
@@ -464,7 +464,7 @@ async def test_a_second_run_at_the_same_time_is_rejected_and_harms_none(broker, 
     async with await connected(broker, "plain") as first, await connected(broker) as other:
         running = asyncio.create_task(consumer.run(await queue_of(first), signals=()))
         await until(lambda: broker.host.consumers("orders"))
-        with pytest.raises(ConfigError, match="while this consumer runs already: make another"):
+        with pytest.raises(ConfigError, match="while this consumer is running: make another"):
             await consumer.run(await queue_of(other), signals=())
         broker.publish()
         await until(handle.times(1))
@@ -596,7 +596,7 @@ async def test_a_cancellation_from_inside_the_handler_is_its_failure(
     )
     assert await serve(queue, consumer, ready(broker, "dead"))
     assert "its handler failed 2 times" in broker.get("dead")[0].headers[rabbitmq.REASON]
-    assert "it is delivered again in 1 s" in caplog.text
+    assert "it will be redelivered in 1 s" in caplog.text
 
 
 @pytest.mark.parametrize("handle", INSIDE)
@@ -695,7 +695,7 @@ async def test_a_consumer_whose_queue_was_deleted_consumes_again(broker, connect
     running = asyncio.create_task(consumer.run(queue, signals=()))
     await until(lambda: broker.host.consumers("orders") == 1)
     broker.channel.queue_delete("orders")
-    await until(lambda: "RabbitMQ ended a consumer" in caplog.text)
+    await until(lambda: "RabbitMQ canceled a consumer" in caplog.text)
     broker.declare("orders")
     await until(lambda: broker.host.consumers("orders") == 1)
     broker.publish()
@@ -731,7 +731,7 @@ async def test_without_run_the_name_of_the_queue_is_needed(broker, queue, idem):
     consumer = aio_pika.once(idem, Handler(), consumer="mailer")
     await queue.consume(consumer)
     await until(lambda: broker.host.consumers("orders") == 0)
-    with pytest.raises(ConfigError, match=r"say once\(..., queue=...\), or use run\(\)"):
+    with pytest.raises(ConfigError, match=r"pass once\(..., queue=...\), or use run\(\)"):
         await consumer.drain()
 
 

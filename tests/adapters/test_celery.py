@@ -266,9 +266,9 @@ def test_task_class_takes_an_engine_or_a_url(sqlite_url):
     made.idempotency.close()
     with pytest.raises(ConfigError, match="not AsyncIdempotency"):
         task_class(AsyncIdempotency("memory://"))
-    with pytest.raises(ConfigError, match="base must be a task class"):
+    with pytest.raises(ConfigError, match="base must be a Celery task class"):
         task_class("memory://", base=dict)
-    with pytest.raises(ConfigError, match="made by task_class already"):
+    with pytest.raises(ConfigError, match="already made by task_class"):
         task_class("memory://", base=made)
 
 
@@ -551,7 +551,7 @@ def test_a_held_message_is_delivered_again_later_or_fails_with_dead_letters(shop
     assert delivered(held, 7).state == "IGNORED"
     (again,) = messages(shop)
     assert again.headers["eta"]
-    assert "the task charge [message-1] is delivered again in 300.0 s" in caplog.text
+    assert "task charge [message-1] will be redelivered in 300.0 s" in caplog.text
     assert "semel resolve" in caplog.text
 
     @shop.task(idempotent={"policy": hold, "dead_letters": True})
@@ -776,7 +776,7 @@ def test_a_message_that_runs_elsewhere_is_sent_again_as_it_was(idem, shop, ran):
     with held_elsewhere(idem, charge, "message-1"):
         info = delivered(charge, 7, **sent)
     assert info.state == "IGNORED"
-    assert "delivered again in" in str(info.retval)
+    assert "redelivered in" in str(info.retval)
     (again,) = messages(shop, "orders")
     headers = again.headers
     assert headers["id"] == "message-1"
@@ -1015,7 +1015,7 @@ def test_a_value_that_was_lost_with_its_worker_is_a_failure(guarded, ran, ignore
     info = delivered(guarded, 7, **REDELIVERED, **linked)
     assert info.state == "FAILURE"
     assert isinstance(info.retval, ResultUnavailable)
-    assert "its value is lost" in caplog.text
+    assert "its result is lost" in caplog.text
     assert ran == [7]
 
 
@@ -1052,7 +1052,7 @@ def test_a_duplicate_with_another_id_ends_no_chain(shop, guarded, caplog):
     headers = {"idempotency-key": "message-1"}
     info = delivered(guarded, 7, key="message-2", headers=headers, chain=[dict(guarded.s())])
     assert info.state == "IGNORED"
-    assert "is not sent again" in caplog.text
+    assert "are not sent again" in caplog.text
 
 
 def test_a_message_stays_while_the_result_backend_is_away(shop, guarded, monkeypatch, pauses):
@@ -1254,7 +1254,7 @@ def test_a_task_whose_class_knows_nothing_of_idempotent_is_named(shop, ran, monk
     signals.celeryd_after_setup.send(sender="worker", instance=worker, conf=shop.conf)
     (record,) = caplog.records
     assert record.levelname == "ERROR"
-    assert "charge says idempotent= and is not protected" in record.getMessage()
+    assert "charge sets idempotent= but is not protected" in record.getMessage()
 
 
 # --- acknowledging -----------------------------------------------------------------------------

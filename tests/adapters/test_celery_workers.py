@@ -152,7 +152,7 @@ def test_a_task_that_always_exceeds_its_hard_time_limit_ends(prefork, order):
     with pytest.raises(AttemptsExhausted):
         result.get(60)
     assert prefork.effects[f"hard {order}"] == 2
-    assert prefork.lines("hard time limit (0.5 s) exceeded", "is delivered again") == 2
+    assert prefork.lines("hard time limit (0.5 s) exceeded", "will be redelivered") == 2
     # Celery itself would have called the task failed each time, and its `link_error` too.
     prefork.wait_for_log("report[", "succeeded")
     assert prefork.effects[f"report hard-{order}"] == 1
@@ -320,7 +320,7 @@ def test_a_worker_that_is_told_to_stop_finishes_what_runs(prefork, order):
 def test_a_worker_whose_program_is_wrong_stops_and_its_message_stays(prefork, order):
     prefork.send("wrong", order, key=f"wrong-{order}")
     assert prefork.stopped() == 0
-    assert prefork.lines("the worker stops", "the tariff is missing")
+    assert prefork.lines("worker stopping", "the tariff is missing")
     prefork.host.wait_for_depth("celery", ready=1)
     assert prefork.client.AsyncResult(f"wrong-{order}").state == "PENDING"
     prefork.client.control.purge()

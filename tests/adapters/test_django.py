@@ -584,7 +584,7 @@ def test_that_a_method_is_not_protected_is_told_once_of_each_view(sqlite_url, ca
             for _ in range(2):
                 Client().put(f"/{path}/", headers={"Idempotency-Key": "k"})
     for name in ("rename", "Orders.put", "Prices", "Counted object at .*>"):
-        assert len(re.findall(rf"{name} answers PUT without protection", caplog.text)) == 1
+        assert len(re.findall(rf"{name} handles PUT without protection", caplog.text)) == 1
     assert caplog.text.count("methods=['PATCH', 'POST', 'PUT']") == len(views)
 
 
@@ -835,7 +835,7 @@ def test_a_plain_request_object_without_a_body_is_refused():
 
 
 def test_what_is_no_view_is_refused(sqlite_url):
-    with project(sqlite_url, {}), pytest.raises(ConfigError, match="no view"):
+    with project(sqlite_url, {}), pytest.raises(ConfigError, match="is not a view"):
         idempotent(lambda *_: None)("not a request")
 
 
@@ -931,7 +931,7 @@ def test_the_check_tells_every_mistake_once_by_the_name_that_the_settings_have()
         "there is no 'TENNANT'; known: URL, ENGINE, HEADER",
         "TENANT cannot be imported: No module named 'no'",
         "METHODS: ",
-        "QUERY must be a text or None; got 7",
+        "QUERY must be a string or None; got 7",
         "MAX_BODY must be a number of bytes; got -1",
         "INCLUDE: a path pattern begins with / or *",
         "EXCLUDE must be a sequence of patterns, not the text '/login'",

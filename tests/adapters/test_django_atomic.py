@@ -139,7 +139,7 @@ def test_by_default_a_redirect_rolls_back_and_the_log_says_so_once(shop, redirec
     assert shop.orders() == 0
     assert state(shop.url) is None
     (warning,) = [each.getMessage() for each in caplog.records if each.name == "semel"]
-    assert "'pay/' answered" in warning
+    assert "'pay/' redirected" in warning
     assert "what it wrote was rolled back" in warning
     assert "stored=[303]" in warning
 

@@ -46,7 +46,7 @@ async def test_a_bad_option_is_told_of_when_the_integration_is_made(engine):
         Idempotent(engine)(methods=["GET"])(pay)
     with pytest.raises(ConfigError, match="AsyncIdempotency"), Idempotency("memory://") as wrong:
         Idempotent(wrong)(pay)
-    with pytest.raises(ConfigError, match=r"where records are kept: .*uses semel's settings"):
+    with pytest.raises(ConfigError, match=r"needs a store or an engine: .*uses semel's settings"):
         Idempotent()
     with pytest.raises(ConfigError, match="an endpoint is needed, not str"):
         Idempotent(engine)("/pay")  # type: ignore[type-var]
@@ -203,7 +203,7 @@ async def test_a_decorator_on_a_route_of_other_methods_is_refused_at_the_start(e
     app, idempotent = FastAPI(), Idempotent(engine)
     idempotent.init_app(app)
     app.put("/pay")(idempotent(pay))
-    with pytest.raises(ConfigError, match="it answers PUT, and methods= names none"):
+    with pytest.raises(ConfigError, match="it handles PUT, and methods= lists none"):
         await started(app)
 
 
@@ -266,8 +266,8 @@ async def test_that_a_method_is_not_protected_is_told_once_of_each_endpoint(engi
         for path in ("/pay", "/pay", "/pay/1", "/pay/2"):
             answer = await client.put(path, json={"amount": 3}, headers=keyed())
             assert answer.status_code == 200
-    assert caplog.text.count(" pay answers PUT without protection") == 1
-    assert caplog.text.count(" pay_for answers PUT without protection") == 1
+    assert caplog.text.count(" pay handles PUT without protection") == 1
+    assert caplog.text.count(" pay_for handles PUT without protection") == 1
     assert caplog.text.count("methods=['PATCH', 'POST', 'PUT']") == 2
 
 

@@ -743,4 +743,4 @@ async def test_an_endpoint_that_is_cancelled_twice_goes_on_by_itself(engine, cap
         await left(writer)
         assert "the sum" not in caplog.text
     await eventually(lambda: "the sum" in caplog.text)
-    assert "a request whose client had gone raised" in caplog.text
+    assert "after its client had disconnected" in caplog.text

@@ -948,7 +948,7 @@ def test_a_decorator_on_a_route_of_other_methods_is_refused_at_the_first_request
     idempotent = Idempotent(idem)
     idempotent.init_app(app)
     app.put("/", endpoint="view")(idempotent(lambda: "x"))
-    with pytest.raises(ConfigError, match="it answers PUT, and methods= names none"):
+    with pytest.raises(ConfigError, match="it handles PUT, and methods= lists none"):
         app.test_client().put("/", headers=KEY)
 
 
@@ -988,8 +988,8 @@ def test_that_a_method_is_not_protected_is_told_once_of_each_view(app, idem, cap
     app.put("/other", endpoint="move")(protect(lambda: "x"))
     for path in ("/", "/", "/other", "/other"):
         assert app.test_client().put(path, headers=KEY).status_code == 200
-    assert caplog.text.count("rename answers PUT without protection") == 1
-    assert caplog.text.count("move answers PUT without protection") == 1
+    assert caplog.text.count("rename handles PUT without protection") == 1
+    assert caplog.text.count("move handles PUT without protection") == 1
     assert caplog.text.count("methods=['PATCH', 'POST', 'PUT']") == 2
 
 

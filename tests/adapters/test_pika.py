@@ -175,7 +175,7 @@ def test_a_user_with_no_more_than_the_documented_permissions_delays_messages(bro
     own = Broker(broker.host, "worker")
     worker = Worker(own)
     assert worker.serve(pika.once(idem, handle, queue="orders"), times(handled, 2))
-    assert "did not take a message" not in caplog.text
+    assert "RabbitMQ rejected a message" not in caplog.text
     worker.close()
     own.close()
 
@@ -370,7 +370,7 @@ def test_a_message_for_a_queue_that_is_not_there_stays(broker, worker, idem, cap
     consumer = pika.once(idem, print, queue="orders", consumer="mailer", dead_letters="nowhere")
     delay = "semel.later.quorum.300.orders"
     assert worker.serve(consumer, lambda: broker.host.depth(delay).ready == 1)
-    assert "there is no queue nowhere: declare it" in caplog.text
+    assert "there is no queue nowhere, so" in caplog.text
 
 
 def test_a_delay_queue_that_was_deleted_is_declared_again(broker, worker, idem):
@@ -425,7 +425,7 @@ def test_a_message_that_cannot_be_written_again_waits_in_the_worker(broker, work
     broker.publish(headers={"odd": ""})
     consumer = pika.once(idem, handle, queue="orders", consumer="mailer")
     assert worker.serve(consumer, times(handled, 2))
-    assert "a message cannot be published again" in caplog.text
+    assert "message not published again" in caplog.text
     broker.host.wait_for_depth("orders")
 
 
@@ -677,7 +677,7 @@ def test_what_runs_after_the_time_of_grace_is_not_acknowledged(broker, worker, i
     worker.channel.basic_consume("orders", consumer)
     worker.events(began.is_set)
     assert consumer.drain(worker.channel, grace=0.01) is False
-    assert "1 messages are still handled after 0.01 s" in caplog.text
+    assert "1 messages were still running after 0.01 s" in caplog.text
     worker.close()
     broker.host.wait_for_depth("orders", ready=1)
     go.set()
@@ -716,7 +716,7 @@ def test_a_consumer_connects_again_and_a_handler_goes_on_meanwhile(broker, idem,
     consumer = pika.once(idem, handle, queue="orders", consumer="mailer", policy=Policy(lease=1))
     assert consumer.run(connect)
     assert effects == ["m-1"]
-    assert ("connection to RabbitMQ is lost" in caplog.text) is (lost != "consumer")
+    assert ("no connection to RabbitMQ" in caplog.text) is (lost != "consumer")
     assert consumer._works == set()
     channels[-1].connection.close()
 
@@ -851,7 +851,7 @@ def test_a_second_run_at_the_same_time_is_rejected_and_harms_none(broker, worker
     worker.connection.call_later(0, look)
     assert consumer.run(worker.channel)
     assert handled == ["m-1"]
-    assert "while this consumer runs already: make another one with once()" in problems[0]
+    assert "while this consumer is running: make another one" in problems[0]
 
 
 def test_what_ended_with_its_connection_is_not_waited_for(broker, worker, idem):

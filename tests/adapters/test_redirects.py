@@ -304,7 +304,7 @@ def test_a_redirect_is_not_stored_by_default_and_logged_once(integration, caplog
         assert [answered() for _ in range(3)] == [Seen(302, "/login", False)] * 3
     assert site.runs == 3
     (warning,) = warnings_of(caplog)
-    assert f"'{route}' answered" in warning
+    assert f"'{route}' redirected" in warning
     assert "(302)" in warning
     assert "stored=[303]" in warning
 
@@ -351,7 +351,7 @@ def test_each_route_of_a_middleware_is_logged_once(caplog):
             for path in ("/orders", "/refunds", f"/{'x' * 1000}"):
                 client.post(path, headers={"Idempotency-Key": f"{path[:20]}-{number}"})
     told = warnings_of(caplog)
-    assert [line.partition(" answered")[0] for line in told] == [
+    assert [line.partition(" redirected")[0] for line in told] == [
         "'/orders'",
         "'/refunds'",
         f"'/{'x' * 199}'",

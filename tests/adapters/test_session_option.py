@@ -46,14 +46,14 @@ def depending_by_default(db: Session = Depends(opened)): ...  # noqa: B008 - Fas
         (scoped_session(maker), plain_pay, "not a scoped session"),
         (async_scoped_session(async_maker, id), pay, "not a scoped session"),
         (Session(), plain_pay, "all requests would share that one"),
-        (create_engine("sqlite://"), plain_pay, r"give sessionmaker\(engine\)"),
-        (create_async_engine("sqlite+aiosqlite://"), pay, r"give sessionmaker\(engine\)"),
+        (create_engine("sqlite://"), plain_pay, r"pass sessionmaker\(engine\)"),
+        (create_async_engine("sqlite+aiosqlite://"), pay, r"pass sessionmaker\(engine\)"),
         (5, plain_pay, "or the name of the parameter .* got int"),
         (opened, plain_pay, r"opened is a dependency.* Depends\(opened\) on a parameter"),
         (opened_async, pay, "opened_async is a dependency"),
         (pay, pay, "pay is a dependency"),
-        (maker, pay, "pay is async def, so .* AsyncSession: give session= an async_sessionmaker"),
-        (async_maker, plain_pay, "plain_pay is def, so .* Session: give session= a plain"),
+        (maker, pay, "pay is async def, so .* AsyncSession: pass session= an async_sessionmaker"),
+        (async_maker, plain_pay, "plain_pay is def, so .* Session: pass session= a plain"),
         (sessionmaker(class_=AsyncSession), plain_pay, "is def, so its session is a Session"),
         (maker, without, "no parameter for its session: it needs one such as `session: Session`"),
         (maker, two, "more than one parameter for its session"),
@@ -91,7 +91,7 @@ def test_a_bad_session_for_all_endpoints_is_told_when_the_decorator_is_made():
 def test_starlette_has_no_dependencies():
     def paying(request: Request, db: Session): ...
 
-    with pytest.raises(ConfigError, match="or give session= the sessionmaker"):
+    with pytest.raises(ConfigError, match="or pass the sessionmaker as session="):
         starlette.Idempotent("sqlite:///never.db")(session="db")(paying)
 
 

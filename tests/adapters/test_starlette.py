@@ -112,7 +112,7 @@ async def test_mistakes_are_told_when_an_endpoint_is_decorated(engine):
         Idempotent(engine)(Paying)
     with pytest.raises(ConfigError, match="an endpoint is needed, not str"):
         Idempotent(engine)("/pay")  # type: ignore[type-var]
-    with pytest.raises(ConfigError, match="where records are kept"):
+    with pytest.raises(ConfigError, match="needs a store or an engine"):
         Idempotent()
 
 

@@ -221,7 +221,7 @@ def test_an_application_that_begins_twice_is_wrong(idem):
 
 @pytest.mark.parametrize("chunks", [[], [b"a body"]])
 def test_an_application_that_never_begins_is_wrong(idem, chunks):
-    with pytest.raises(AssertionError, match="without an answer"):
+    with pytest.raises(AssertionError, match="without a response"):
         post(IdempotencyMiddleware(lambda environ, start_response: chunks, idem))
     assert idem.peek("k", scope="http").state is State.FAILED
 
@@ -733,5 +733,5 @@ def test_an_error_of_the_engine_says_with_which_status_a_request_ended():
         with pytest.raises(OutcomeUnknown) as raised:
             idem.execute("k", lambda: "never", scope="http")
     assert raised.value.text == (
-        "nobody knows whether attempt 1 took effect: it answered with 502, and its record is held"
+        "attempt 1 may have taken effect: it answered with 502, and its record is held"
     )

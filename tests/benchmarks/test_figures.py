@@ -92,6 +92,8 @@ def test_the_report_owns_up_to_having_measured_no_alternative():
 
 def test_the_chart_is_xml_and_has_a_bar_for_each_contender():
     drawing = ET.fromstring(chart.draw(groups(race())))  # noqa: S314 - our own text
-    bars = [one for one in drawing.iter() if one.tag.endswith("rect") and one.get("x") == "330"]
-    assert len(bars) == 3
+    bars = [one for one in drawing.iter() if one.get("height") == str(chart.BAR)]
+    assert [bar.get("class") for bar in bars] == ["alternative", "floor", "ours"]
+    widths = [float(bar.get("width")) for bar in bars]
+    assert widths == sorted(widths, reverse=True)
     assert "bare <protocol>" in {one.text for one in drawing.iter()}

@@ -103,7 +103,7 @@ def test_a_server_that_cannot_tell_about_itself_is_warned_about(
     monkeypatch.setattr(RedisStore, "diagnose", fail)
     said = semel_sqlite("--url", permitted(), "doctor")
     assert said.code == 1
-    assert "does not tell about itself: gibberish" in said.out
+    assert "could not be read: gibberish" in said.out
 
 
 def test_what_info_says_is_read():
@@ -145,7 +145,7 @@ def test_a_store_that_forgets_at_once_is_a_problem(semel_sqlite, monkeypatch):
     monkeypatch.setattr(SQLiteStore, "get", lambda *_: None)
     said = semel_sqlite.on_store("doctor")
     assert said.code == 1
-    assert "is not there" in said.out
+    assert "is missing" in said.out
 
 
 def test_a_store_that_cannot_list_is_looked_at_as_far_as_it_goes(semel_sqlite, plain_url):
@@ -173,7 +173,7 @@ def test_both_tiers_are_named_and_looked_at(semel_sqlite, redis_url):
     said = semel_sqlite("doctor")
     assert said.code == 0
     assert ", database 0 in front of the SQLite database " in said.out
-    assert ["ok", "front", "it", "answers"] in said.lines
+    assert ["ok", "front", "it", "is", "reachable"] in said.lines
 
 
 def test_a_front_that_is_away_hides_nothing_of_the_store_behind(semel_sqlite):
@@ -186,7 +186,7 @@ def test_a_front_that_is_away_hides_nothing_of_the_store_behind(semel_sqlite):
         ("ok", "stuck"),
     ]
     (front,) = [each["text"] for each in said.data if each["about"] == "front"]
-    assert front.startswith("it is away, and sqlite answers alone")
+    assert front.startswith("it is unreachable, and sqlite decides alone")
     store = open_store(semel_sqlite.url)
     assert store.counts().succeeded == 0, "it leaves nothing behind"
     store.close()

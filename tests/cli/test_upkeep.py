@@ -113,7 +113,7 @@ def test_a_store_without_tables_has_nothing_to_migrate(redis_url, semel_sqlite):
     said = semel_sqlite("--url", redis_url, "migrate")
     assert (said.code, said.out.strip()) == (
         0,
-        "this store makes what it needs by itself: nothing to migrate",
+        "this store creates what it needs by itself: nothing to migrate",
     )
 
 

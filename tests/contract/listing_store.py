@@ -54,7 +54,7 @@ class ListingStore(DictStore):
         return Page(tuple(page), place(page[-1]) if len(found) > ask.limit else None)
 
     def _stuck(self, ask: StuckRequest) -> list[Record]:
-        stuck = [each for each in self._as_of_now() if abandoned_for(each) >= ask.older_than]
+        stuck = [r for r in self._as_of_now() if abandoned_for(r) >= ask.older_than]
         return sorted(stuck, key=abandoned_for, reverse=True)[: ask.limit]
 
     def _purge(self, ask: PurgeRequest) -> int:
@@ -85,10 +85,10 @@ class ListingStore(DictStore):
 
 
 def place(record: Record) -> str:
-    """Where a record stands in a listing: a unique text that never changes."""
+    """Return where a record stands in a listing: a unique text that never changes."""
     return record.identity.digest.hex()
 
 
 def abandoned_for(record: Record) -> float:
-    """How many seconds ago its lease ended; negative for what runs, and for what has ended."""
+    """Return how many seconds ago its lease ended; negative if it has none, or runs."""
     return -1.0 if record.lease_until is None else record.now - record.lease_until

@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any
 
 from semel.core import judge
 from semel.core.records import LISTINGS, Identity, Record, Request
-from semel.errors import StoreError
 from semel.stores.base import Store
-
-T = TypeVar("T")
 
 
 class DictStore(Store):
@@ -25,10 +22,10 @@ class DictStore(Store):
         self._lock = threading.Lock()
         self._clock = clock
 
-    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+    def send(self, requests: Sequence[Request[Any]]) -> list[Any]:
         return [self.answer(request) for request in requests]
 
-    def answer(self, request: Request[T]) -> T | StoreError:
+    def answer(self, request: Any) -> Any:
         identity: Identity = request.identity
         with self._lock:
             stored = self._records.get(identity)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 
-from semel.core import judge
-from semel.core.records import LISTINGS, Identity, Record, Request
+from semel.core import judge, records
 from semel.errors import RecordUnreadable, StoreError, StoreUnavailable, ValueRejected
 from semel.stores.base import Store
-
-T = TypeVar("T")
 
 
 class Table:
     """Stands for your database: items with a version, written only if it is still the same.
 
-    A version is never used twice. A counter that starts again after a delete would let a late
-    write pass for one that has seen the new item.
+    A version is never used twice. A counter that starts again after a delete would let
+    a late write pass for one that has seen the new item.
     """
 
     def __init__(self) -> None:
@@ -34,7 +31,7 @@ class Table:
         return self._items.get(key)
 
     def write_if(self, key: bytes, version: str | None, item: bytes | None) -> bool:
-        """Write the item (None: delete it) if it still has this version; None: if there is none."""
+        """Write the item (None: delete) if its version is this one (None: absent)."""
         with self._lock:
             if self._items.get(key, (None, b""))[0] != version:
                 return False
@@ -48,7 +45,7 @@ class Table:
 class VersionedStore(Store):
     """Reads the record, judges it, and writes only over the record that was judged."""
 
-    unsupported = LISTINGS
+    unsupported = records.LISTINGS
 
     FORMAT = b"\x01"
     """Before each record, so that a later release can tell what an earlier one wrote."""
@@ -66,20 +63,20 @@ class VersionedStore(Store):
         self._tries = tries
         self._largest_item = largest_item
 
-    def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
+    def send(self, requests: Sequence[records.Request[Any]]) -> list[Any]:
         return [self._own_answer(request) for request in requests]
 
     def close(self) -> None:
         """Nothing was opened."""
 
-    def _own_answer(self, request: Request[T]) -> T | StoreError:
+    def _own_answer(self, request: Any) -> Any:
         try:
             return self._answer(request)
         except StoreError as error:
             return error  # of this request; the others have their own answers
 
-    def _answer(self, request: Request[T]) -> T:
-        identity: Identity = request.identity
+    def _answer(self, request: Any) -> Any:
+        identity: records.Identity = request.identity
         for _ in range(self._tries):
             version, item = self._table.read(identity.digest) or (None, None)
             stored = None if item is None else self._read(item)
@@ -89,19 +86,19 @@ class VersionedStore(Store):
             written = None if record is None else self._packed(record)
             if self._table.write_if(identity.digest, version, written):
                 return answer
-            # Somebody else has written meanwhile: judge what is there now.
-        raise StoreUnavailable(f"the record changed {self._tries} times while it was being judged")
+            # Another process has written meanwhile: judge what is there now.
+        raise StoreUnavailable(f"the record changed {self._tries} times in a row")
 
-    def _packed(self, record: Record) -> bytes:
+    def _packed(self, record: records.Record) -> bytes:
         item = self.FORMAT + msgspec.msgpack.encode(record)
         if len(item) > self._largest_item:
-            raise ValueRejected(f"the database takes {self._largest_item} bytes, not {len(item)}")
+            raise ValueRejected(f"{len(item)} bytes; at most {self._largest_item} fit")
         return item
 
-    def _read(self, item: bytes) -> Record:
+    def _read(self, item: bytes) -> records.Record:
         if not item.startswith(self.FORMAT):
-            raise RecordUnreadable("the record has a format that this release does not know")
+            raise RecordUnreadable("this release doesn't know the record's format")
         try:
-            return msgspec.msgpack.decode(item[len(self.FORMAT) :], type=Record)
+            return msgspec.msgpack.decode(item[len(self.FORMAT) :], type=records.Record)
         except (msgspec.DecodeError, UnicodeDecodeError) as broken:
             raise RecordUnreadable(f"the record is damaged ({broken})") from broken

@@ -101,7 +101,7 @@ def test_an_async_function_cannot_judge_a_failure():
     async def judge(error):
         return "final"
 
-    assert "nobody would await an async one" in refused(failure=judge)
+    assert "a plain function, not an async one" in refused(failure=judge)
 
 
 def test_a_policy_shows_what_was_said_and_nothing_else():
@@ -256,7 +256,7 @@ def test_a_codec_may_be_made_in_any_way_that_can_be_called():
 def test_a_message_is_text_or_none():
     assert Policy(message="please wait").message == "please wait"
     assert Policy(message=None).message is None
-    assert "a text or None" in refused(message=b"bytes")
+    assert "a string or None" in refused(message=b"bytes")
 
 
 def test_not_done_takes_exception_classes_alone_or_in_a_row():

@@ -374,12 +374,12 @@ def test_everything_that_is_wrong_is_named_at_once_with_its_source(problems):
         scopes={5: Policy()},
     )
     beginnings = [
-        "semel.toml: url: must be a text, not int",
+        "semel.toml: url: must be a string, not int",
         "semel.toml: prefx: is not known; did you mean prefix?",
         "semel.toml: policy: must be a table, not int",
         "semel.toml: scopes: the scope (3 characters) has whitespace",
         'semel.toml: scopes."orders".preset: no policy preset is called',
-        'semel.toml: scopes."orders".lease: must be seconds or a text such as 250ms',
+        'semel.toml: scopes."orders".lease: must be seconds or a string such as 250ms',
         "semel.ci.toml: preset: must be one of default, development, test, production",
         "semel.ci.toml: scopes: must be a table, not str",
         "semel.ci.toml: policy.ttl: policy field ttl must be a number of seconds",
@@ -456,7 +456,7 @@ def test_importing_the_settings_does_not_import_a_toml_parser():
         ("wait_timeout", "-1s", "policy field wait_timeout must be zero or more seconds; got -1.0"),
         ("lease", "0", "policy field lease must be more than zero seconds; got 0"),
         ("lease", "10ms", "policy field lease must be at least 0.05 seconds"),
-        ("lease", "--1", "must be seconds or a text such as 250ms"),
+        ("lease", "--1", "must be seconds or a string such as 250ms"),
     ],
 )
 def test_a_duration_below_zero_is_told_from_a_text_that_is_none(problems, name, text, why):

@@ -11,6 +11,9 @@ warning is an error. Some things can be said about a block:
 - `mysql://shop:secret@localhost/shop` in it: a private MariaDB stands in.
 - `postgresql://shop:secret@localhost/shop` in it: a private PostgreSQL stands in.
 - `amqp://guest:guest@localhost/` in it: a private RabbitMQ stands in.
+- `localhost:9092` in it: a private Kafka cluster stands in.
+- `nats://localhost:4222` in it: a private NATS with JetStream stands in.
+- `import boto3` in it: a private SQS stands in for AWS.
 """
 
 from __future__ import annotations
@@ -37,6 +40,16 @@ LOCAL_REDIS = re.compile(r"redis://localhost:6379\b")
 LOCAL_MYSQL = "mysql://shop:secret@localhost/shop"
 LOCAL_POSTGRES = "postgresql://shop:secret@localhost/shop"
 LOCAL_RABBITMQ = "amqp://guest:guest@localhost/"
+LOCAL_KAFKA = "localhost:9092"
+LOCAL_NATS = "nats://localhost:4222"
+NOBODYS_AWS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "eu-central-1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+USES_AWS = re.compile(r"^import boto3$", re.MULTILINE)
 OF_PYTEST = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
 
 
@@ -95,9 +108,15 @@ def test_the_examples_of_the_page_work(page, tmp_path, request):
         source = source.replace(LOCAL_POSTGRES, request.getfixturevalue("postgres_url"))
     if LOCAL_RABBITMQ in source:
         source = source.replace(LOCAL_RABBITMQ, request.getfixturevalue("virtual_host").url)
+    if LOCAL_KAFKA in source:
+        source = source.replace(LOCAL_KAFKA, request.getfixturevalue("kafka_address"))
+    if LOCAL_NATS in source:
+        source = source.replace(LOCAL_NATS, request.getfixturevalue("nats_url"))
     example = tmp_path / f"page_{page.stem}.py"  # a plain name could hide a package
     example.write_text(source, encoding="utf-8")
     settings = {key: value for key, value in os.environ.items() if not key.startswith("SEMEL_")}
+    if USES_AWS.search(source):
+        settings |= NOBODYS_AWS | {"AWS_ENDPOINT_URL": request.getfixturevalue("sqs_url")}
     done = subprocess.run(
         [sys.executable, "-W", "error", example],
         cwd=tmp_path,

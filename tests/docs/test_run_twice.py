@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from semel import Idempotency, OutcomeUnknown, Policy
+from semel import UNSET, Idempotency, OutcomeUnknown, Policy, PreviousFailure
 from semel.repair import Failed, settle
 from semel.testing import bypass
 
@@ -71,7 +71,9 @@ class World:
             policy = {"abandoned": "hold", **policy}
         return Idempotency(self.url, policy=Policy(**{"lease": LEASE, **policy}))
 
-    def operate(self, idem: Idempotency, key: str = "order:42", after=lambda: None) -> object:
+    def operate(
+        self, idem: Idempotency, key: str = "order:42", after=lambda: None, payload: object = UNSET
+    ) -> object:
         """Have the effect under the key, once; `after` is called when it is done."""
         with closing(self.connect()) as connection:
 
@@ -81,10 +83,10 @@ class World:
                 return "done"
 
             if self.mode != "transaction":
-                return idem.execute(key, effect)
+                return idem.execute(key, effect, payload=payload)
             connection.execute("BEGIN IMMEDIATE")
             try:
-                with idem.transaction(connection, key) as attempt:
+                with idem.transaction(connection, key, payload=payload) as attempt:
                     if not attempt.replayed:
                         attempt.result = effect()
             except BaseException:
@@ -297,6 +299,29 @@ def test_what_cannot_be_saved_before_the_lease_ends_runs_again_unless_it_is_held
     with world.engine() as idem, suppress(OutcomeUnknown):
         idem.execute("order:42", lambda: done.append(1))
     assert len(done) == runs
+
+
+@pytest.mark.parametrize(("failure", "runs"), [("forget", 2), ("retryable", 2), ("final", 1)])
+def test_a_failure_that_frees_the_key_does_so_under_hold(tmp_path, failure, runs):
+    world = World(tmp_path, "hold")
+
+    def fail() -> None:
+        raise TimeoutError
+
+    with world.engine(failure=failure) as idem:
+        for _ in range(2):
+            with suppress(TimeoutError, PreviousFailure):
+                world.operate(idem, after=fail)
+    assert world.effects() == runs
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_payload_that_replaces_the_first_runs(tmp_path, mode):
+    world = World(tmp_path, mode)
+    with world.engine(mismatch="replace") as idem:
+        for payload in (1, 2):
+            world.operate(idem, payload=payload)
+    assert world.effects() == 2
 
 
 def until_abandoned(idem: Idempotency, key: str) -> None:

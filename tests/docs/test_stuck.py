@@ -14,6 +14,7 @@ PAGES = (
     "flask",
     "grpc",
     "http",
+    "other-queues",
     "queues",
     "rabbitmq",
     "schedules",

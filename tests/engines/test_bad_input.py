@@ -172,7 +172,7 @@ ENGINES = {"threads": Idempotency, "asyncio": AsyncIdempotency}
 
 
 async def listen(event):
-    """A hook that nobody would await."""
+    """A hook that would not be awaited."""
 
 
 async def events_of(event):
@@ -181,10 +181,10 @@ async def events_of(event):
 
 class Listener:
     async def __call__(self, event):
-        """A hook that nobody would await."""
+        """A hook that would not be awaited."""
 
     async def hear(self, event):
-        """A hook that nobody would await."""
+        """A hook that would not be awaited."""
 
 
 BAD_ENGINES = {
@@ -206,17 +206,21 @@ BAD_ENGINES = {
     "a bad port": (("redis://localhost:port/0",), {}, "port"),
     "a bad database": (("redis://localhost/zero",), {}, "the database must be a number"),
     "a brace in the prefix": (("redis://localhost",), {"prefix": "a{b}"}, "prefix"),
-    "prefix: a number": (("memory://",), {"prefix": 5}, "prefix: must be a text, not int"),
+    "prefix: a number": (("memory://",), {"prefix": 5}, "prefix: must be a string, not int"),
     "policy: a dict": (("memory://",), {"policy": {}}, "policy must be a Policy, not dict"),
     "scopes: a policy": (("memory://",), {"scopes": Policy()}, "a mapping from scope to Policy"),
     "scopes: of dicts": (("memory://",), {"scopes": {"a": {}}}, "a mapping from scope to Policy"),
     "hooks: a function": (("memory://",), {"hooks": print}, "a sequence of callables"),
     "hooks: of texts": (("memory://",), {"hooks": ["print"]}, "a sequence of callables"),
-    "hooks: an async function": (("memory://",), {"hooks": [listen]}, "nobody would await listen"),
-    "hooks: an async part": (("memory://",), {"hooks": [partial(listen)]}, "nobody would await"),
-    "hooks: an async object": (("memory://",), {"hooks": [Listener()]}, "await Listener, an async"),
-    "hooks: an async method": (("memory://",), {"hooks": [Listener().hear]}, "await Listener.hear"),
-    "hooks: an async generator": (("memory://",), {"hooks": [events_of]}, "await events_of"),
+    "hooks: an async function": (("memory://",), {"hooks": [listen]}, "and listen is async"),
+    "hooks: an async part": (("memory://",), {"hooks": [partial(listen)]}, "plain functions"),
+    "hooks: an async object": (("memory://",), {"hooks": [Listener()]}, "and Listener is async"),
+    "hooks: an async method": (
+        ("memory://",),
+        {"hooks": [Listener().hear]},
+        "and Listener.hear is async",
+    ),
+    "hooks: an async generator": (("memory://",), {"hooks": [events_of]}, "and events_of is async"),
     "codecs: one codec": (("memory://",), {"codecs": object()}, "a sequence of codecs"),
     "codecs: of names": (("memory://",), {"codecs": ["json"]}, "a sequence of codecs"),
     "cache: a switch": (("memory://",), {"cache": True}, "the number of results to keep"),

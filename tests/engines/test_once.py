@@ -635,7 +635,7 @@ async def awaited(a, b=2):
         ({"key": "{a"}, "the key template '{a' is wrong"),
         ({"key": "{a.__class__}"}, "private name"),
         ({"key": 5}, "key must be a template, a callable or None, not int"),
-        ({"key": awaited}, "key must be a plain function: nobody would await an async one"),
+        ({"key": awaited}, "key must be a plain function"),
         ({"payload": awaited}, "payload must be a plain function"),
         ({"payload": "c"}, "payload must name arguments of the function (a, b); got 'c'"),
         ({"payload": ["a", "c"]}, "payload must name arguments"),
@@ -649,7 +649,7 @@ async def awaited(a, b=2):
         ),
         ({"policy": {"ttl": 5}}, "policy must be a Policy, not dict"),
         ({"ttl": 0}, "ttl must be more than zero seconds"),
-        ({"message": 5}, "message must be a text"),
+        ({"message": 5}, "message must be a string"),
         ({"scope": ""}, "the scope is empty"),
         ({"scope": "a b"}, "the scope (3 characters) has whitespace"),
         ({"scope": 5}, "the scope must be a str, not int"),
@@ -682,7 +682,7 @@ def test_a_callable_in_the_place_of_the_template_is_explained(engine):
 
 
 def test_a_method_needs_to_be_told_its_key(shop):
-    with pytest.raises(ConfigError, match="say what makes its key"):
+    with pytest.raises(ConfigError, match="name what makes its key"):
         shop.once()(Method.pay)
 
 

@@ -69,7 +69,7 @@ def test_every_request_has_one_end(shown):
 
 def test_the_killed_workers_keys_are_taken_over_by_the_second_attempt(shown):
     for moment in ("before", "after"):
-        told = rf"was killed {moment} its charge \(exit code -9\); attempt 2 took over"
+        told = rf"SIGKILL {moment} its charge; attempt 2 took over"
         assert re.search(told, shown.stdout)
 
 

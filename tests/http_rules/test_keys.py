@@ -108,7 +108,7 @@ def test_the_pattern_that_clients_are_told_agrees_with_what_is_taken(line):
 
 @pytest.mark.parametrize("key", [7, None, b"k"])
 def test_a_key_that_is_no_text_is_refused(key):
-    with pytest.raises(InvalidKey, match="must be a text"):
+    with pytest.raises(InvalidKey, match="must be a string"):
         check_key(key)
 
 
@@ -208,11 +208,11 @@ def test_a_missing_header_has_an_error_of_its_own(header):
         (["a", "a"], "once only"),
         ("k" * 256, "longer than 255"),
         ("schlüssel", "plain word of ASCII"),
-        (b"order-1", "must be a text, not bytes"),
-        ([b"order-1"], "must be a text, not bytes"),
-        (3, "must be a text, not int"),
-        (0, "must be a text, not int"),
-        ([3], "must be a text, not int"),
+        (b"order-1", "must be a string, not bytes"),
+        ([b"order-1"], "must be a string, not bytes"),
+        (3, "must be a string, not int"),
+        (0, "must be a string, not int"),
+        ([3], "must be a string, not int"),
     ],
 )
 def test_what_is_not_one_key_is_refused_and_never_repeated(header, told):

@@ -90,7 +90,7 @@ def test_a_function_that_raises_is_told_of_and_leaves_the_default(caplog):
 
     assert StoredRule.of(broken).decide(200) == "store"
     assert StoredRule.of(broken).decide(404) == "forget"
-    assert "statuses are stored" in caplog.text
+    assert "stored= raised for status" in caplog.text
 
 
 @pytest.mark.parametrize("given", ["unkown", "no"])
@@ -123,7 +123,7 @@ def test_statuses_that_are_named_are_stored_beside_2xx(stored):
         ([200, 303], "stored=200: every 2xx is stored"),
         ([401], "stored=401: this status is never stored"),
         ([429], "stored=429: this status is never stored"),
-        ([304], "stored=304: this is not the status of a complete answer"),
+        ([304], "stored=304: this is not the status of a complete"),
         ([100], "stored=100: this is not the status"),
         ([600], "stored=600: this is not the status"),
         (["303"], r"statuses that are stored beside 2xx, such as \[303\].*got '303'"),
@@ -244,7 +244,7 @@ def test_an_answer_of_another_version_is_told_by_its_number():
     [b"", b"\x00", pickle.dumps({"status": 200}), "text", None, b"\x94\x02\xcc\xc8\x90\xc0"],
 )
 def test_garbage_in_the_place_of_an_answer_is_a_typed_error(garbage):
-    with pytest.raises(SerializationError, match="stored answer"):
+    with pytest.raises(SerializationError, match="stored response"):
         unpack_answer(garbage)
 
 

@@ -9,9 +9,11 @@ import re
 import pytest
 
 import semel
+import semel.http
 from semel import errors
 from semel.core.policy import DAY, HOUR, MINUTE, POLICY_FIELDS, PRESETS
-from semel.http.problems import PROBLEMS
+from semel.http.options import MIB, Choices
+from semel.http.problems import PROBLEMS, problem_of
 
 UNITS = {"days": DAY, "hours": HOUR, "minutes": MINUTE}
 
@@ -90,11 +92,55 @@ def said(field):
     return f"`{name}` `{json.dumps(value) if isinstance(value, str) else value}`"
 
 
-def test_every_problem_is_explained_with_its_status(project):
-    page = (project / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", page, re.MULTILINE))
-    known = {
-        code: f"{problem.status}, later" if problem.retry else str(problem.status)
+def rows(page, heading):
+    """The rows of the first table below a heading, as lists of cells."""
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    table = re.search(r"^\|.+\n\|[-|]+\n((?:\|.+\n)+)", section, re.MULTILINE)
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table[1].splitlines()]
+
+
+@pytest.fixture
+def problems():
+    """Each problem's status as a page writes it, and whether it has a Retry-After."""
+    return {
+        f"`{code}`": ("yes" if problem.retry else "no", str(problem.status))
         for code, problem in PROBLEMS.items()
+        if code != "result_omitted"  # it has the status of the response that was too large
     }
-    assert told == known | {"result_omitted": "that of the answer"}
+
+
+def test_the_reference_lists_every_problem_with_its_status_and_error(project, problems):
+    page = (project / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
+    listed = rows(page, "Problems")
+    told = {code: (retry, status) for code, status, retry, _ in listed}
+    assert told == problems | {"`result_omitted`": ("no", "that of the response")}
+    raised = {name: code.strip("`") for code, *_, cell in listed for name in cell.split(", ")}
+    del raised["\u2013"]
+    for name, code in raised.items():
+        kind = getattr(errors, name.strip("`"), None) or getattr(semel.http, name.strip("`"))
+        assert problem_of(kind.__new__(kind, "text"))[0] == code, name
+
+
+def test_what_clients_see_has_every_problem_in_one_table(project, problems):
+    page = (project / "docs" / "protect" / "http.md").read_text(encoding="utf-8")
+    listed = rows(page, "Statuses, headers, and problem codes")
+    found = [(re.fullmatch(r"(\S+) (`\w+`)", answer), retry) for _, answer, retry in listed]
+    told = {match[2]: (retry, match[1]) for match, retry in found if match}
+    assert told == problems | {"`result_omitted`": ("no", "first's")}
+
+
+def test_the_options_table_has_every_option_with_its_default(project):
+    page = (project / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
+    told = {name.strip("`"): default for name, default, _ in rows(page, "Options")}
+    known = inspect.signature(Choices).parameters
+    assert told.keys() == known.keys()
+    said = {"tenant": "not set", "policy": "the engine's", "payload": "the whole request"}
+    said |= {"stored": "2xx", "never_stored": "none", "problems": "none"}
+    for name, default in told.items():
+        value = known[name].default
+        size = "1 MiB" if value == MIB else str(value) if isinstance(value, float) else None
+        expected = said.get(name) or size or f"`{json.dumps(value)}`"
+        python = {"null": "None", "false": "False", "[": "(", "]": ")"}
+        for word, written in python.items():
+            expected = expected.replace(word, written)
+        assert default.strip("`") == expected.strip("`").removesuffix(".0"), name

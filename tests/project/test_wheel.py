@@ -19,8 +19,13 @@ import pytest
 NAME_AND_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+-]+")
 
 
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+TARGET = re.compile(r"\]\(([^)\s]+)\)|\b(?:src|href)=\"([^\"]+)\"")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def targets(page):
+    """Where the links and pictures of a page lead."""
+    return [first or second for first, second in TARGET.findall(page)]
 
 
 @pytest.fixture(scope="module")
@@ -87,44 +92,65 @@ def test_an_index_can_show_the_readme_the_license_and_who_may_use_it(metadata):
     assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 
-def test_an_index_can_link_to_the_project(metadata):
-    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
-    assert urls.keys() == {"Homepage", "Documentation", "Source", "Changelog", "Issues"}
+URLS = {"Documentation": "https://d.example/", "Source": "https://s.example"}
+
+
+@pytest.fixture(scope="module")
+def hook(project):
+    """What makes the README ready for an index."""
+    return runpy.run_path(str(project / "scripts" / "package_readme.py"))
+
+
+def test_the_package_names_no_invented_address(metadata, project):
+    package = runpy.run_path(str(project / "scripts" / "package.py"))
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+    assert set(package["missing"](urls)) <= {*package["NEEDED"]} - urls.keys()
     for url in urls.values():
         assert urlsplit(url).scheme == "https"
-    assert urls["Documentation"].endswith("/")  # the README's links are made by adding to it
-    assert not urls["Source"].endswith("/")
+    assert urls.get("Documentation", "/").endswith("/")  # links are made by adding to it
+    assert not urls.get("Source", "").endswith("/")
 
 
-def test_every_link_of_the_readme_works_on_an_index(metadata, project):
+def test_no_link_or_picture_of_the_readme_is_broken_on_an_index(metadata):
+    shown = metadata.get_payload()
+    assert "semel" in shown
+    for target in targets(shown):
+        assert target.startswith(("https://", "#")), target
+
+
+def test_with_addresses_every_link_and_picture_of_the_readme_works_on_an_index(hook, project):
     readme = (project / "README.md").read_text(encoding="utf-8")
-    shown = metadata.get_payload()
-    assert len(LINK.findall(shown)) == len(LINK.findall(readme)) > 30
-    for link in LINK.findall(shown):
-        assert link.startswith(("https://", "#")), link
+    shown = hook["with_absolute_links"](readme, URLS, "1.2")
+    assert len(targets(shown)) == len(targets(readme)) > 50
+    for target in targets(shown):
+        assert target.startswith(("https://", "#")), target
+    assert "[Tutorial](https://d.example/start/tutorial/)" in shown
+    assert "(https://d.example/concepts/keys/#one-request-many-operations)" in shown
+    assert "[changelog](https://s.example/blob/v1.2/CHANGELOG.md)" in shown
+    assert '<img src="https://s.example/raw/v1.2/docs/assets/crash-modes.svg"' in shown
 
 
-def test_a_link_of_the_readme_leads_to_its_page_of_the_documentation(metadata):
-    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
-    shown = metadata.get_payload()
-    assert f"[Tutorial]({urls['Documentation']}start/tutorial/)" in shown
-    assert f"({urls['Documentation']}concepts/keys/#one-request-many-operations)" in shown
-    assert f"[changes]({urls['Source']}/blob/v{metadata['Version']}/CHANGELOG.md)" in shown
+def test_without_addresses_the_readme_keeps_its_text(hook, project):
+    readme = (project / "README.md").read_text(encoding="utf-8")
+    shown = hook["with_absolute_links"](readme, {}, "1.2")
+    assert shown.startswith("<h1>semel</h1>\n")
+    assert "<img" not in shown
+    assert "<p" not in shown
+    assert "| learn the basics | Tutorial, How semel works |" in shown
+    assert HEADING.findall(shown) == HEADING.findall(readme)
 
 
-def test_what_looks_like_a_link_in_code_stays_as_it_is(project):
-    hook = runpy.run_path(str(project / "scripts" / "package_readme.py"))
-    urls = {"Documentation": "https://d.example/", "Source": "https://s.example"}
+def test_what_looks_like_a_link_in_code_stays_as_it_is(hook):
     page = """[a](docs/index.md) [b](docs/project/decisions/README.md#x) [c](LICENSE) [d](#e) [f](https://g)
 
 ```python
 calls[0](docs)
 ```
 
-[h](docs/picture.svg)
+![h](docs/picture.svg) <a href="docs/i.md#j">k</a> <a href="https://l">m</a>
 """
     assert (
-        hook["with_absolute_links"](page, urls, "1.2")
+        hook["with_absolute_links"](page, URLS, "1.2")
         == """\
 [a](https://d.example/) [b](https://d.example/project/decisions/#x) [c](https://s.example/blob/v1.2/LICENSE) \
 [d](#e) [f](https://g)
@@ -133,31 +159,29 @@ calls[0](docs)
 calls[0](docs)
 ```
 
-[h](https://s.example/blob/v1.2/docs/picture.svg)
+![h](https://s.example/raw/v1.2/docs/picture.svg) <a href="https://d.example/i/#j">k</a> <a href="https://l">m</a>
+"""
+    )
+    assert (
+        hook["with_absolute_links"](page, {}, "1.2")
+        == """\
+a b c [d](#e) [f](https://g)
+
+```python
+calls[0](docs)
+```
+
+ k <a href="https://l">m</a>
 """
     )
 
 
-def test_every_link_of_the_readme_leads_to_a_file_and_a_heading(project):
-    readme = (project / "README.md").read_text(encoding="utf-8")
-    for link in LINK.findall(readme):
-        if link.startswith("https://"):
-            continue
-        path, _, anchor = link.partition("#")
-        page = project / (path or "README.md")
-        assert page.is_file(), link
-        headings = HEADING.findall(page.read_text(encoding="utf-8"))
-        assert not anchor or anchor in {_anchor(heading) for heading in headings}, link
-
-
-def _anchor(heading):
-    return re.sub(r"[^\w]+", "-", heading.lower()).strip("-")
-
-
-def test_a_release_needs_a_real_address(project):
-    package = runpy.run_path(str(project / "scripts" / "package.py"))
-    urls = {"Homepage": "https://semel.example/", "Source": "https://example.semel.org/semel"}
-    assert package["placeholders"](urls) == ["Homepage"]
+def test_a_release_needs_real_addresses(project):
+    missing = runpy.run_path(str(project / "scripts" / "package.py"))["missing"]
+    assert missing({}) == ["Documentation", "Source"]
+    assert missing({**URLS, "Issues": "https://semel.example.org/issues"}) == [*URLS, "Issues"]
+    real = {"Documentation": "https://docs.semel.org/", "Source": "https://example.semel.org/semel"}
+    assert missing(real) == []
 
 
 def test_constraints_are_names_and_versions_only(project):

@@ -319,7 +319,9 @@ class EnginesBesideTheModel(RuleBasedStateMachine):
         told = Counter(type(event) for event in self.told)
         expected = Counter(self.model.tick(engine))
         self.met.update(expected)
-        assert {kind: told[kind] for kind in (LostLease, ResultStoredLate) if told[kind]} == expected
+        assert {
+            kind: told[kind] for kind in (LostLease, ResultStoredLate) if told[kind]
+        } == expected
 
     # --- what must hold ------------------------------------------------------------------
 

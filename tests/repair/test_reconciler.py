@@ -335,7 +335,8 @@ def test_a_resolver_that_raises_does_not_know(memory_workshop, caplog):
     (event,) = report.decisions
     assert isinstance(event, ResolverFailed)
     assert event.reason == "LookupError"
-    assert ("semel.repair", logging.ERROR, "the resolver of orders failed") in caplog.record_tuples
+    assert ("semel.repair", logging.ERROR) in [each[:2] for each in caplog.record_tuples]
+    assert "resolver of orders failed" in caplog.text
     with pytest.raises(OutcomeUnknown):
         memory_workshop.engine.execute("a", never, scope="orders")
 
@@ -514,7 +515,7 @@ def test_a_wrong_duration_is_called_by_its_name(memory_workshop):
 
 @pytest.mark.parametrize("name", ["", "  ", 7])
 def test_whoever_decides_has_a_name(memory_workshop, name):
-    with pytest.raises(ConfigError, match=r"^name must be a text"):
+    with pytest.raises(ConfigError, match=r"^name must be a string"):
         memory_workshop.reconciler({}, name=name)
 
 

@@ -298,10 +298,10 @@ def test_the_codec_of_the_scope_is_used_where_the_record_names_none(kind):
         (HttpAnswer(204, (), b"text"), "status 204 has no body"),
         (HttpAnswer(200, (), "text"), "body must be bytes, not str"),
         (HttpAnswer(200, (), None), "body must be bytes, not NoneType"),
-        (HttpAnswer(200, None), "pairs of texts"),
-        (HttpAnswer(200, "Location"), "pairs of texts"),
-        (HttpAnswer(200, {"X-A": 5}), "pairs of texts"),
-        (HttpAnswer(200, [("X-A", "1", "2")]), "pairs of texts"),
+        (HttpAnswer(200, None), "pairs of strings"),
+        (HttpAnswer(200, "Location"), "pairs of strings"),
+        (HttpAnswer(200, {"X-A": 5}), "pairs of strings"),
+        (HttpAnswer(200, [("X-A", "1", "2")]), "pairs of strings"),
         (HttpAnswer(200, {"X A": "1"}), "'X A' is not the name of a header"),
         (HttpAnswer(200, {"": "1"}), "'' is not the name of a header"),
         (HttpAnswer(200, {"X-A": "1\r\nSet-Cookie: a=b"}), "X-A must be one line"),
@@ -567,7 +567,7 @@ def test_a_given_object_is_rejected_where_it_cannot_be_stored(kind):
     for options, codec, value, reason in (
         ({"policy": Policy(max_result_bytes=20)}, "json/1", shown, "the policy keeps at most 20"),
         ({"policy": Policy(codec=encrypting())}, "aesgcm/1+json/1", shown, "StoredObject"),
-        ({}, "json/1", deep, "nested deeper than 100 levels"),
+        ({}, "json/1", deep, "nested deeper than 99 levels"),
         ({}, "http/1", shown, "the record of an HTTP request"),
     ):
         world, program = engine_with(kind, **options)

@@ -476,8 +476,8 @@ def test_a_forked_child_may_use_an_async_store_in_a_loop_of_its_own(mysql_url):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda url: url.replace("only", "0nly"), "refuses the user or the password"),
-        (lambda url: url.replace("://semel", "://nobody"), "refuses the user or the password"),
+        (lambda url: url.replace("only", "0nly"), "rejects the user or the password"),
+        (lambda url: url.replace("://semel", "://nobody"), "rejects the user or the password"),
         (lambda url: url + "_missing", r"does not let this user in|does not exist"),
     ],
 )

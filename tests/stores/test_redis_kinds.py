@@ -74,7 +74,7 @@ async def test_a_certificate_that_will_never_do_is_refused_at_once(tls_server, c
     url, words = REFUSED[case]
     url = url.format(port=tls_server.port, ca=tls_server.tls.authority)
     before = connections(tls_server)
-    refused = pytest.raises(StoreRefused, match=f"the certificate of redis.* is refused: .*{words}")
+    refused = pytest.raises(StoreRefused, match=f"the certificate of redis.* is rejected: .*{words}")
     with opened(url, timeout=60) as store, refused:
         store.claim(ask())
     async with opened_async(url, timeout=60) as store:
@@ -92,7 +92,7 @@ async def test_an_expired_certificate_is_refused_at_once(tls_server, tmp_path):
         port = server.sockets[0].getsockname()[1]
         url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={files.authority}"
         async with opened_async(url, timeout=60) as store:
-            with pytest.raises(StoreRefused, match="is refused: it has expired"):
+            with pytest.raises(StoreRefused, match="is rejected: it has expired"):
                 await store.claim(ask())
 
 

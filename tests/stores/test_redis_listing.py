@@ -283,7 +283,7 @@ REPLIES = {
     "MISCONF Redis is configured to save RDB snapshots": (StoreUnavailable, "cannot write to its disk"),
     "NOREPLICAS Not enough good replicas to write.": (StoreUnavailable, "too few good replicas"),
     "MASTERDOWN Link with MASTER is down": (StoreUnavailable, "lost its primary"),
-    "BUSY Redis is busy running a script.": (StoreUnavailable, "busy running somebody's script"),
+    "BUSY Redis is busy running a script.": (StoreUnavailable, "busy running a Lua script"),
     "ERR Error running script (call to f_x): @user_script:9: OOM command not allowed": (StoreFull, "is full"),
     "ERR Error running script (call to f_x): @user_script:9: READONLY You can't write": (StoreUnavailable, "is a replica"),
     "ERR Error running script: @user_script:1: WRONGTYPE Operation against a key": (RecordUnreadable, "another type"),
@@ -307,7 +307,7 @@ def test_replies_become_our_errors_with_a_way_out(reply, expected):
     ("raised", "message"),
     [
         (driver.BusyLoadingError("LOADING"), "still loading"),
-        (driver.ClusterDownError("CLUSTERDOWN"), "served by nobody"),
+        (driver.ClusterDownError("CLUSTERDOWN"), "no server has some of its slots"),
         (driver.MovedError("1 h:2"), "use redis\\+cluster://"),
         (driver.TryAgainError("TRYAGAIN"), "moving this slot"),
         (driver.ConnectionError("max number of clients reached"), "maxclients"),

@@ -205,5 +205,5 @@ def test_a_store_behind_another_than_redis_is_refused_by_engines(monkeypatch):
 def test_tiers_answer_what_the_store_behind_answers():
     assert TieredStore(NOWHERE, MemoryStore()).unsupported == frozenset()
     assert TieredStore(NOWHERE, DictStore()).unsupported == DictStore.unsupported
-    with pytest.raises(ConfigError, match="DictStore does not answer a CountRequest"):
+    with pytest.raises(ConfigError, match="DictStore does not support CountRequest"):
         TieredStore(NOWHERE, DictStore()).counts()

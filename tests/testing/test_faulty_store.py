@@ -241,7 +241,7 @@ def test_a_fault_of_a_verb_that_this_store_does_not_have_is_refused():
 def test_it_answers_what_its_store_answers_and_no_more():
     assert ScanRequest not in FaultyStore(MemoryStore()).unsupported
     assert ScanRequest in FaultyStore(DictStore()).unsupported
-    with pytest.raises(ConfigError, match="DictStore does not answer a ScanRequest"):
+    with pytest.raises(ConfigError, match="DictStore does not support ScanRequest"):
         FaultyStore(DictStore()).scan()
 
 

@@ -250,8 +250,8 @@ REFUSED = {
     "mysql": {
         "SET timestamp = 1000000000": (ConfigError, "SET timestamp = DEFAULT"),
         "SET timestamp = 2000000000": (ConfigError, "SET timestamp = DEFAULT"),
-        "SET character_set_results = binary": (ConfigError, "texts as bytes"),
-        "SET collation_connection = binary": (ConfigError, "texts as bytes"),
+        "SET character_set_results = binary": (ConfigError, "strings as bytes"),
+        "SET collation_connection = binary": (ConfigError, "strings as bytes"),
         "SET SESSION TRANSACTION READ ONLY": (StoreUnavailable, "READ ONLY"),
     },
     "postgresql": {

@@ -258,7 +258,7 @@ class AioPikaConsumer:
     async def _stop_with(self, error: BaseException, message: AbstractIncomingMessage) -> None:
         """End the consumer: the program is wrong, and no message is acknowledged any more."""
         logger.error(
-            "a consumer stops, and acknowledges nothing more [consumer=%s]",
+            "consumer stopped by an error; it acknowledges nothing more [consumer=%s]",
             self._handled.rules.consumer,
             exc_info=error,
         )
@@ -327,7 +327,7 @@ class AioPikaConsumer:
                         await self._settle(self._bind_again(channel, queue))
                 elif pauses is None:
                     logger.warning(
-                        "RabbitMQ ended a consumer; consuming again when there is a queue %s "
+                        "RabbitMQ canceled a consumer; consuming again when the queue %s exists "
                         "[consumer=%s]",
                         queue.name,
                         self._handled.rules.consumer,
@@ -375,14 +375,14 @@ class AioPikaConsumer:
     async def drain(self, *, grace: float = 30.0) -> bool:
         """Wait for the messages that are handled; cancel the consumer before.
 
-        What still runs after `grace` seconds is cancelled, and goes back to its queue (False).
+        What still runs after `grace` seconds is canceled, and goes back to its queue (False).
         Raises what stopped the consumer.
         """
         self._handled.wait_no_longer()
         late = await self._running.drain(grace)
         if late:
             logger.warning(
-                "%d messages were still handled after %g s: they go back to their queue "
+                "%d messages were still running after %g s; RabbitMQ will redeliver them "
                 "[consumer=%s]",
                 late, grace, self._handled.rules.consumer,
             )  # fmt: skip

@@ -130,9 +130,7 @@ class _OnceExecutor(BaseExecutor):
         try:
             self._setup.key_rules.check(_key_of(job, EPOCH + TOLERANCE))
         except InvalidKey as error:
-            raise ConfigError(
-                f"the id of the job {job.name!r} cannot be the key of a record: {error}"
-            ) from error
+            raise ConfigError(f"the id of the job {job.name!r} can't be a key: {error}") from error
 
     def _do_submit_job(self, job: Job, run_times: Sequence[datetime]) -> None:
         self.check(job)
@@ -166,7 +164,11 @@ class _OnceExecutor(BaseExecutor):
         return left if self._standby and left > 0 else None
 
     def _skipped(self, job: Job, run_time: datetime) -> Skipped:
-        logger.info("job %s of %s was done, or is running, elsewhere", job.id, in_utc(run_time))
+        logger.info(
+            "job %s of %s already ran or is running elsewhere; skipping it here",
+            job.id,
+            in_utc(run_time),
+        )
         return Skipped(job.id, run_time)
 
 

@@ -101,7 +101,7 @@ class IdempotencyMiddleware:
             protected = Protected(begun, body, send, loop.create_future())
             task = self._background.begin(protected.run(self.app, scope), loop)
             try:
-                # Not the task itself: a cancelled request must neither strand its key nor lose its
+                # Not the task itself: a canceled request must neither strand its key nor lose its
                 # answer.
                 await protected.ended
             except asyncio.CancelledError:
@@ -211,7 +211,7 @@ class Body(Struct, eq=False):
             # Starlette's BaseHTTPMiddleware shows an empty body then, and all would be the same.
             raise ConfigError(
                 "a middleware around the application has read the body and kept none of it: read "
-                "it there by await request.body(), which keeps it, not by form() or stream()"
+                "it there with await request.body(), which keeps it, not with form() or stream()"
             )
         self._content = content
         return content
@@ -324,7 +324,7 @@ class Protected(Struct, eq=False):
         elif kind != "http.response.body":
             await self._pass(message)
         elif start is None:
-            raise RuntimeError("the application sent a body before it began its answer")
+            raise RuntimeError("the application sent a body before it began its response")
         elif message.get("more_body", False):
             await self._hold(start, message)
         else:  # not in a function of its own, so that fewer coroutines wait for the save

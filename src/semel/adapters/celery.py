@@ -159,13 +159,13 @@ def task_class(idempotency: Idempotency | str, *, base: type[Any] = Task) -> typ
     engine = Idempotency(idempotency) if isinstance(idempotency, str) else idempotency
     if not isinstance(engine, Idempotency):
         raise ConfigError(
-            f"task_class needs an Idempotency or a URL, not {type(engine).__name__}: Celery's "
+            f"task_class needs an Idempotency or a URL, not {type(engine).__name__}: Celery "
             "tasks are plain functions"
         )
     if not (isinstance(base, type) and issubclass(base, Task)):
-        raise ConfigError(f"base must be a task class of Celery; got {base!r}")
+        raise ConfigError(f"base must be a Celery task class; got {base!r}")
     if issubclass(base, IdempotentTask):
-        raise ConfigError(f"{base.__name__} was made by task_class already")
+        raise ConfigError(f"{base.__name__} was already made by task_class")
     names = {"abstract": True, "idempotency": engine, "__module__": base.__module__}
     return cast("type[IdempotentTask]", type("Task", (IdempotentTask, base), names))
 
@@ -401,16 +401,16 @@ class Delivery:
             # The worker of the first delivery ended before it had stored and sent the value, or
             # a chord waits for it: what waits has to know that it will not come.
             logger.error(
-                "the task %s [%s] was done before, but its value is lost, and something waits for "
-                "it: the task fails",
+                "task %s [%s] already ran, but its result is lost and something waits for it; "
+                "failing the task",
                 self._task.name,
                 request.id,
             )
             _end(ResultUnavailable(NOT_KEPT))
         if linked:
             logger.warning(
-                "the task %s [%s] was done before, and its value is not kept: what is to be called "
-                "with it is not sent again",
+                "task %s [%s] already ran, and its result is not kept; its callbacks are not sent "
+                "again",
                 self._task.name,
                 request.id,
             )
@@ -429,7 +429,7 @@ class Delivery:
         return None
 
     def _ignores_result(self, request: Any) -> bool:
-        """Tell whether Celery stores no result for this message."""
+        """Return whether Celery stores no result for this message."""
         said = vars(request).get("ignore_result")
         return bool(self._task.ignore_result if said is None else said)
 
@@ -461,13 +461,13 @@ class Delivery:
             _give_back(error)
         logger.log(
             logging.WARNING if verdict.seconds >= LONGEST else logging.INFO,
-            "the task %s [%s] is delivered again in %.1f s: %s",
+            "task %s [%s] will be redelivered in %.1f s: %s",
             self._task.name,
             request.id,
             verdict.seconds,
             verdict.reason,
         )
-        raise Ignore(f"delivered again in {verdict.seconds:.1f} s: {verdict.reason}")
+        raise Ignore(f"redelivered in {verdict.seconds:.1f} s: {verdict.reason}")
 
 
 def _request_of_message(task: Any) -> Any:
@@ -491,8 +491,8 @@ def _send_to_own_queue(again: Any, app: Any, came_by: Mapping[str, Any]) -> None
             queues = [queue for queue in queues if queue.routing_key == routing_key]
     if len(queues) > 1:
         raise LookupError(
-            f"several queues of this worker get messages from the exchange {exchange}, and it is "
-            "not known which of them had this one"
+            f"several queues of this worker get messages from the exchange {exchange}, and semel "
+            "can't tell which of them held this one"
         )
     for queue in queues:
         again.options.pop("exchange", None)
@@ -547,7 +547,7 @@ def _handler(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_callbacks(request: Any) -> None:
-    """Give the tasks of `link=` an id: each delivery sends them, and they are the same tasks."""
+    """Set an id for the tasks of `link=`: each delivery sends them, and they are the same tasks."""
     # Copies: in a program that is always eager, these are its own signatures.
     request.callbacks = [
         _with_id(callback, f"{_id_of(request)}:{number}")
@@ -569,7 +569,7 @@ def _check(instance: Any, **_: Any) -> None:
         # Celery takes any option of a task, whether its class knows it or not.
         if getattr(task, "idempotent", None) and not isinstance(task, IdempotentTask):
             logger.error(
-                "the Celery task %s says idempotent= and is not protected: its class was not made "
+                "Celery task %s sets idempotent= but is not protected: its class was not made "
                 "by task_class. Derive it from the application's class, app.Task",
                 task.name,
             )

@@ -80,7 +80,7 @@ class every(schedule):  # noqa: N801 - schedules of Celery are called like funct
         return self.latest(last) + self.run_every - now
 
     def is_due(self, last_run_at: datetime) -> Any:
-        """Tell whether to run now, and in how many seconds to ask again."""
+        """Return whether to run now, and in how many seconds to ask again."""
         left = self.remaining_estimate(last_run_at).total_seconds()
         if left > 0:
             return schedstate(False, left)
@@ -131,7 +131,9 @@ class _OnceScheduler(Scheduler):
         )
         call = runs.setup.call(key, self._scope, UNSET, rules, keeps_value=False)
         if run_unless_taken(runs, call, send) is None:
-            logger.info("task %s of %s is sent by another beat", entry.name, due)
+            logger.info(
+                "task %s of %s already sent by another beat; skipping it here", entry.name, due
+            )
             return self.app.AsyncResult(task_id)  # Celery logs the id of what it gets here
         return sent[0]
 

@@ -58,18 +58,18 @@ class DeliveredAgain:
         request["properties"] = {**request["properties"], "content_type": message.content_type}
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        """Give back the message of a task that has exceeded its hard time limit."""
+        """Reject the message of a task that has exceeded its hard time limit: it comes again."""
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(error, TimeLimitExceeded) and self._comes_again:
             return self._give_back()
         return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]  # of Request
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """Give back the message of a task that has exceeded its hard time limit."""
+        """Reject the message of a task that has exceeded its hard time limit: it comes again."""
         if soft or not self._comes_again:
             return super().on_timeout(soft, timeout)  # type: ignore[misc]  # of Request
         logger.error(
-            "hard time limit (%s s) exceeded for %s [%s]: its message is delivered again",
+            "hard time limit (%s s) exceeded for %s [%s]; its message will be redelivered",
             timeout,
             self.name,
             self.id,
@@ -122,7 +122,7 @@ def _request_class(base: type[Any]) -> type[Any]:
 
 
 def counts_chord_parts_twice(backend: Any) -> bool:
-    """Tell whether a result backend counts a part of a chord whenever its task ends."""
+    """Return whether a result backend counts a part of a chord whenever its task ends."""
     if getattr(backend, "implements_incr", False):
         return True
     # Redis: a list counts twice, a sorted set does not; newer versions look at the task's id.
@@ -150,7 +150,7 @@ def stop_worker(task: Any, request: Any, error: Exception) -> Exception:
     if Program.pid is None or request.is_eager:
         return error
     logger.critical(
-        "the worker stops, and the message of %s [%s] stays in its queue: %s",
+        "worker stopping; the message of %s [%s] stays in its queue: %s",
         task.name,
         request.id,
         error,

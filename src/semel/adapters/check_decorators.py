@@ -51,13 +51,13 @@ def check_protected(decorated: Iterable[Decorated], routes: Iterable[Routed]) ->
             if id(each.given) in taken:
                 raise ConfigError(
                     f"{name} is not protected: its route took it before it was decorated; "
-                    "the route's own decorator goes above @idempotent"
+                    "put the route's own decorator above @idempotent"
                 )
         # A class whose views are all decorated may have some that only read.
         elif methods.isdisjoint(each.methods) and not CHANGING.isdisjoint(methods):
             names = ", ".join(sorted(CHANGING & methods))
             raise ConfigError(
-                f"{name} is not protected: it answers {names}, and methods= names none of them"
+                f"{name} is not protected: it handles {names}, and methods= lists none of them"
             )
 
 
@@ -88,7 +88,7 @@ def claimed_outside(option: str, identity: Identity) -> ConfigError:
     """Say that an integration further outside has the record which this one was to write."""
     wrong = ConfigError(
         "this request is protected by another integration further outside, with the same store and "
-        f"the same key as @idempotent({option}=...): give one of them another scope=, or let the "
-        "outer one leave this path alone (exclude=)"
+        f"the same key as @idempotent({option}=...): give one of them another scope=, or "
+        "exclude this path from the outer one (exclude=)"
     )
     return about(wrong, identity)

@@ -162,7 +162,7 @@ class AsyncConsumer:
             verdict = Reject(verdict.reason, verdict.error, call.identity.key_digest)
         if not self.rules.framework_retries:
             logger.error(
-                "the handler of a message raised (attempt %d): %s [scope=%s key_digest=%s]",
+                "message handler raised (attempt %d); %s [scope=%s key_digest=%s]",
                 number,
                 _next_of(verdict),
                 call.identity.scope,
@@ -174,7 +174,7 @@ class AsyncConsumer:
     async def _until_stored(self, call: Call, lease: Lease) -> None:
         """Wait for the store: a message that is done is acknowledged when its record says so."""
         logger.warning(
-            "a message is done, and the store cannot be reached: it is acknowledged when its "
+            "message handled, but the store is unreachable; it will be acknowledged when its "
             "record is stored [scope=%s key_digest=%s]",
             call.identity.scope,
             call.identity.key_digest,
@@ -242,7 +242,7 @@ class AsyncConsumer:
             unavailable.__cause__ = error
             verdict = later(STORE_PAUSE, reason, unavailable)
         logger.warning(
-            "a message's transaction was not %s; %s [scope=%s key_digest=%s]",
+            "message transaction not %s; %s [scope=%s key_digest=%s]",
             "committed" if ran else "begun",
             _next_of(verdict),
             call.identity.scope,
@@ -305,12 +305,12 @@ def _check_transaction(transaction: object, store: object) -> None:
 def _next_of(verdict: Verdict) -> str:
     """Say for the log what happens to a message next."""
     if isinstance(verdict, Later):
-        return f"it is delivered again in {verdict.seconds:.0f} s"
-    return "it is rejected"
+        return f"it will be redelivered in {verdict.seconds:.0f} s"
+    return "it will be rejected"
 
 
 def _is_about(error: Exception, call: Call) -> TypeGuard[IdempotencyError]:
-    """Tell whether an error is one of this call, and not of another one that its handler made."""
+    """Return whether an error is one of this call, and not of another one that its handler made."""
     if not isinstance(error, IdempotencyError):
         return False
     own = (call.identity.scope, call.identity.key_digest)
@@ -318,7 +318,7 @@ def _is_about(error: Exception, call: Call) -> TypeGuard[IdempotencyError]:
 
 
 class AsyncRunning:
-    """Messages that are handled, each in a task of its own, which no cancelled callback ends.
+    """Messages that are handled, each in a task of its own, which no canceled callback ends.
 
     A client library cancels its callbacks when a connection is lost; the handler goes on to its
     end, and its record says so when the message is delivered again.
@@ -336,10 +336,10 @@ class AsyncRunning:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("the handling of a message ended with an error", exc_info=task.exception())
+            logger.error("message handling failed", exc_info=task.exception())
 
     async def drain(self, grace: float) -> int:
-        """Wait until all have ended; returns how many were cancelled after the seconds of grace."""
+        """Wait until all have ended; returns how many were canceled after the seconds of grace."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + grace
         while self._tasks:  # A client may still hand over what it received before.

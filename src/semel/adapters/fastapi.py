@@ -81,9 +81,9 @@ class Idempotent(starlette.Idempotent):
     """
 
     def init_app(self, app: FastAPI) -> None:
-        """Tell of the protected endpoints in the OpenAPI of `app`, and end when it ends.
+        """Add the protected endpoints to `app`'s OpenAPI schema, and close the engine on shutdown.
 
-        When it starts, a decorator that protects nothing is a ConfigError.
+        When `app` starts, a decorator that protects nothing raises `ConfigError`.
         """
         document(app)
         super().init_app(app)
@@ -175,7 +175,7 @@ class FastAPIEndpoint(Endpoint):
 
 
 def _is_injected(parameter: inspect.Parameter) -> bool:
-    """Tell whether a dependency gives what a parameter has."""
+    """Return whether a dependency gives what a parameter has."""
     more = (parameter.default, *get_args(parameter.annotation)[1:])
     return any(isinstance(each, params.Depends) for each in more)
 
@@ -268,7 +268,7 @@ _PROBLEM: Final = {
 
 
 def document(app: FastAPI) -> None:
-    """Let the application's OpenAPI tell of its protected endpoints."""
+    """Add the protected endpoints to the application's OpenAPI schema."""
     made = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Idempotent:
         With `middleware=True` every view is protected, without a decorator, but outside of
         `before_request`; `include`, `exclude` and `routes` then say which.
 
-        At the first request, a decorator that protects nothing is a ConfigError.
+        At the first request, a decorator that protects nothing raises `ConfigError`.
         """
         url, configured = _configured(app)
         options = {**configured, **self._options}
@@ -175,7 +175,9 @@ class Idempotent:
     def _of_this_app(self) -> _Views:
         views = self._views_of.get(_behind(current_app), self._views)
         if views is None:
-            raise ConfigError("this application is not known yet: call idempotent.init_app(app)")
+            raise ConfigError(
+                "this application is not initialized yet: call idempotent.init_app(app)"
+            )
         return views
 
 
@@ -216,7 +218,7 @@ def _configured(app: Flask) -> tuple[str | None, dict[str, Any]]:
     if unknown:
         names = ", ".join(f"{_PREFIX}{name.upper()}" for name in ("url", *known))
         raise ConfigError(
-            f"{_PREFIX}{min(unknown).upper()} in the configuration is no option; known: {names}"
+            f"{_PREFIX}{min(unknown).upper()} in the configuration is not an option; known: {names}"
         )
     return url, found
 
@@ -388,13 +390,13 @@ class Body:
             raise Rejected("body_incomplete")
         if not self._cached and self._is_cut(body, length, chunked=chunked):
             raise ConfigError(
-                "the body was read from request.stream before the view: read it by "
+                "the body was read from request.stream before the view: use "
                 "request.get_data(), which keeps it"
             )
         return body
 
     def _is_cut(self, body: bytes, length: int, *, chunked: bool) -> bool:
-        """Tell whether other code has already read some of the body, or all of it, from the stream.
+        """Return whether other code has already read a part of the body, or all, from the stream.
 
         How long a body in chunks was cannot be known then, so its stream may not be touched; the
         parser of forms leaves what is no form where it is.

@@ -190,6 +190,6 @@ async def _aread(response: httpx.Response) -> None:
 
 
 def _is_short(response: httpx.Response) -> bool:
-    """Tell whether the answer says its length, and a small one: no stream that a caller awaits."""
+    """Return whether the response says its length, and a small one: it is no awaited stream."""
     length = response.headers.get("content-length", "")
     return bool(_LENGTH.fullmatch(length)) and int(length) <= _SHORT

@@ -140,7 +140,7 @@ class AsyncExchange(Struct, eq=False):
     """The answer was raised by the handler, as an error."""
 
     def never_began(self, error: BaseException) -> None:
-        """Give the key back: the request was interrupted before its handler could begin."""
+        """Release the key: the request was interrupted before its handler could begin."""
         self.ended = True
         self.here.engine.internals.settle(self._call, error, self._attempt)
 
@@ -365,7 +365,7 @@ class Turns:
             self._since, self._begun = now, 0
             while self._waiting and self._begun < self._most:
                 turn = self._waiting[0]
-                if not turn.done():  # else it was cancelled
+                if not turn.done():  # else it was canceled
                     self._begun += 1
                     turn.set_result(None)
                 self._waiting.popleft()  # last: interrupted before, it is only looked at again
@@ -404,7 +404,9 @@ class Background:
     def _left(self, task: asyncio.Task[Any]) -> None:
         self.end(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("a request whose client had gone raised", exc_info=task.exception())
+            logger.error(
+                "request raised after its client had disconnected", exc_info=task.exception()
+            )
 
     async def drain(self) -> None:
         """Wait for the last of them that run on this loop, but not for ever."""
@@ -443,7 +445,7 @@ class Flow(Struct, eq=False):
     async def answer(self, background: Background, request: Coroutine[Any, Any, Any]) -> Any:
         """Run the request, and return its answer as soon as it can be sent.
 
-        A caller that is cancelled waits for it: what a request uses must not be closed under it.
+        A caller that is canceled waits for it: what a request uses must not be closed under it.
         """
         self._ready = asyncio.get_running_loop().create_future()
         task = self._task = background.begin(self._run(request))
@@ -465,7 +467,7 @@ class Flow(Struct, eq=False):
             yield b""
             self._unsent.cancel()
             if self._left:
-                raise TimeoutError(f"the answer was dropped: not sent within {UNSENT:g} seconds")
+                raise TimeoutError(f"the response was dropped: not sent within {UNSENT:g} seconds")
             while (chunk := await out.get()) is not None:
                 yield chunk
                 if self._ended and out.empty():
@@ -495,7 +497,7 @@ class Flow(Struct, eq=False):
         """Take a chunk; beyond the limit `begun` makes the answer that is sent meanwhile."""
         self._size += len(chunk)
         if self._size > self.limit:
-            # The caller may be cancelled, and not yet have had the turn to leave.
+            # The caller may be canceled, and not yet have had the turn to leave.
             if self._out is None and not (self._left or self._ready.done()):
                 await self._open(begun)
             # The newest one stays here: should it be the last, the end is recorded before.

@@ -328,8 +328,7 @@ class PikaConsumer:
                     return self.drain(channel, grace=grace)
             except (AMQPError, OSError) as error:
                 logger.warning(
-                    "the connection to RabbitMQ is lost or was not made; connecting again: %s "
-                    "[consumer=%s]",
+                    "no connection to RabbitMQ; connecting again: %s [consumer=%s]",
                     error or type(error).__name__,
                     self._handled.rules.consumer,
                 )
@@ -363,7 +362,7 @@ class PikaConsumer:
         return self._wait_for_end(grace, channel.connection.process_data_events)
 
     def _wait_for_end(self, grace: float, wait: Callable[[float], object]) -> bool:
-        """Give back what has not begun, and wait for the rest."""
+        """Return what has not begun to the queue, and wait for the rest."""
         self._handled.wait_no_longer()
         for work in list(self._works):
             if work.begin():
@@ -374,7 +373,7 @@ class PikaConsumer:
             wait(min(left, _LOOK))
         if self._running():
             logger.warning(
-                "%d messages are still handled after %g s: they are not acknowledged "
+                "%d messages were still running after %g s; RabbitMQ will redeliver them "
                 "[consumer=%s]",
                 len(self._works), grace, self._handled.rules.consumer,
             )  # fmt: skip
@@ -474,7 +473,7 @@ def _received(signals: Sequence[signal.Signals], stop: Callable[[], None]) -> It
         stop()
 
     if signals and threading.current_thread() is not threading.main_thread():
-        raise ConfigError("signals are received in the main thread only: say run(..., signals=())")
+        raise ConfigError("only the main thread receives signals: pass run(..., signals=())")
     try:
         for each in signals:
             before[each] = signal.signal(each, receive)

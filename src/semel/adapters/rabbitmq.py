@@ -57,7 +57,7 @@ KEPT: Final = "semel-kept"
 This is where it was published first: its exchange and its routing key; the expiration, which would
 end the delay; `CC`, which would send copies; and `x-death`, for which RabbitMQ may take the message
 for one that goes in circles, and drop it. The user is not kept: RabbitMQ has checked who sent a
-message, and nobody can check a header.
+message, and no program can check a header.
 """
 
 _LONGEST_NAME: Final = 255
@@ -189,8 +189,8 @@ class RabbitRules:
             raise ConfigError(f"delay_queues must be 'quorum' or 'classic'; got {delay_queues!r}")
         if consumer is None and queue is None:
             raise ConfigError(
-                'say who handles the messages, as in consumer="mailer", or from which queue they '
-                'come, as in queue="orders": neither was given'
+                "consumer= or queue= is needed, and neither was given: pass who handles the "
+                'messages, such as consumer="mailer", or their queue, such as queue="orders"'
             )
         self.consumer = queue if consumer is None else consumer
         self.queue = queue
@@ -210,8 +210,8 @@ class RabbitRules:
         queue = self.queue
         if queue is None:
             raise ConfigError(
-                "a message does not tell which queue it was in, which is needed to deliver it "
-                "again: say once(..., queue=...), or use run(), which knows it"
+                "a message doesn't name its queue, which semel needs to deliver it "
+                "again: pass once(..., queue=...), or use run(), which knows it"
             )
         given = {} if headers is None else headers
         found = None if message_id == NO_ID else message_id
@@ -314,12 +314,12 @@ class RabbitRules:
             seconds = publish.seconds
             then = f"it stays with this consumer, and goes back to its queue after {seconds:g} s"
         elif isinstance(step, Publish) and step.delay is not None:
-            then = "it is delivered again after 300 s"
+            then = "it will be delivered again after 300 s"
         else:
             then = "it goes to the dead letters with fewer headers"
         if unwritable:
             logger.error(
-                "a message cannot be published again, so %s: %s [consumer=%s key_digest=%s]",
+                "message not published again, so %s: %s [consumer=%s key_digest=%s]",
                 then,
                 error,
                 self.consumer,
@@ -327,8 +327,8 @@ class RabbitRules:
             )
         elif returned and publish.delay is None:
             logger.error(
-                "there is no queue %s: declare it. RabbitMQ returned a message for it, so %s "
-                "[consumer=%s key_digest=%s]",
+                "RabbitMQ returned a message because there is no queue %s, so %s; declare the "
+                "queue [consumer=%s key_digest=%s]",
                 publish.routing_key,
                 then,
                 self.consumer,
@@ -336,8 +336,8 @@ class RabbitRules:
             )
         else:
             logger.error(
-                "RabbitMQ did not take a message for %s, so %s. May this user configure and write "
-                "it? (%s: %s) [consumer=%s key_digest=%s]",
+                "RabbitMQ rejected a message for %s, so %s; check that this user may configure and "
+                "write it (%s: %s) [consumer=%s key_digest=%s]",
                 publish.routing_key,
                 then,
                 type(error).__name__,
@@ -365,7 +365,7 @@ def one_run(lock: threading.Lock) -> Iterator[None]:
     """Reject a `run` of a consumer beside another one, whose messages its end would end."""
     if not lock.acquire(blocking=False):
         raise ConfigError(
-            "run() was called while this consumer runs already: make another one with once()"
+            "run() was called while this consumer is running: make another one with once()"
         )
     try:
         yield
@@ -461,13 +461,13 @@ def stable_id(part: str | None, message_id: str | None) -> str:
         )
     if message_id is not None:
         if not (isinstance(message_id, str) and message_id):
-            raise ConfigError(f"message_id must be a text; got {message_id!r}")
+            raise ConfigError(f"message_id must be a string; got {message_id!r}")
         return message_id
     attempt = current_attempt()
     if attempt is None:
         raise ConfigError(
             "part= makes the id of a message from the operation that runs, and none runs here: "
-            "send it from a protected function, or say message_id="
+            "send it from a protected function, or pass message_id="
         )
     return attempt.derive(str(part))
 

@@ -131,8 +131,8 @@ class Idempotent:
     ) -> None:
         if idempotency is None:
             raise ConfigError(
-                'say where records are kept: Idempotent("sqlite:///semel.db"), for example, or '
-                "Idempotent(AsyncIdempotency()), which uses semel's settings"
+                'Idempotent() needs a store or an engine: pass Idempotent("sqlite:///semel.db"), '
+                "for example, or Idempotent(AsyncIdempotency()), which uses semel's settings"
             )
         self._options: dict[str, Any] = {**options}
         self._given = idempotency
@@ -162,7 +162,7 @@ class Idempotent:
     def init_app(self, app: Any) -> None:
         """End when `app` ends, and finish the requests that still run then.
 
-        When it starts, a decorator that protects nothing is a ConfigError.
+        When `app` starts, a decorator that protects nothing raises `ConfigError`.
         """
         around = app.router.lifespan_context
 
@@ -212,7 +212,7 @@ class Idempotent:
         return cast("F", decorated)
 
     def _finish(self, decorated: Any, endpoint: Any, rules: RouteRules) -> None:
-        """Tell the framework more of a decorated function; a hook."""
+        """Describe a decorated function to the framework; a hook."""
 
     def _in_session(
         self, by: Protection, choice: SessionChoice, endpoint: Endpoint
@@ -288,7 +288,7 @@ class Endpoint(ABC):
             function, inspect.isasyncgenfunction
         ):
             raise ConfigError(
-                "an endpoint that yields its answer is a stream, which cannot be replayed: "
+                "an endpoint that yields its response is a stream, which can't be replayed: "
                 "return a response, or leave the endpoint undecorated"
             )
         self.is_coroutine = is_of_kind(function, inspect.iscoroutinefunction)
@@ -326,7 +326,7 @@ async def _returned(value: Any) -> Response:
 
 
 def is_of_kind(function: Callable[..., Any], test: Callable[[object], bool]) -> bool:
-    """Tell of what kind a function is, or the one that it wraps, or that an object is called by."""
+    """Return whether a function, or the one that it wraps or is called by, is of a kind."""
     while isinstance(function, partial):
         function = function.func
     given = function, inspect.unwrap(function)
@@ -609,7 +609,7 @@ class Body:
             return await self._form_bytes()
         if self._consumed:
             raise ConfigError(
-                "the body was read by request.stream() before the endpoint: read it by "
+                "the body was read with request.stream() before the endpoint: read it with "
                 "await request.body(), which keeps it"
             )
         if "_body" not in self._parts:

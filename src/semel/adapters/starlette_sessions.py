@@ -133,7 +133,7 @@ class SessionChoice:
         if isinstance(given, Session | AsyncSession):
             raise ConfigError(f"{maker}, not a session: all requests would share that one")
         if isinstance(given, Engine | AsyncEngine):
-            raise ConfigError(f"{maker}: give sessionmaker(engine) in place of the engine")
+            raise ConfigError(f"{maker}: pass sessionmaker(engine) instead of the engine")
         if not callable(given):
             raise ConfigError(
                 f"{maker}, or the name of the parameter whose session a dependency opens; got "
@@ -147,7 +147,7 @@ class SessionChoice:
         if any(is_of_kind(given, kind) for kind in kinds):
             name = getattr(given, "__name__", "this")
             raise ConfigError(
-                f"{maker}, and {name} is a dependency. Give the sessionmaker that it uses; or "
+                f"{maker}, and {name} is a dependency. Pass the sessionmaker that it uses; or "
                 f"declare Depends({name}) on a parameter, and name that: session='session'"
             )
 
@@ -160,7 +160,7 @@ class SessionChoice:
         if isinstance(made, type) and not issubclass(made, wanted):
             maker = "an async_sessionmaker" if self.is_async else "a plain sessionmaker"
             raise ConfigError(
-                f"{name} is {kind}, so its session is {_named(wanted)}: give session= {maker}, or "
+                f"{name} is {kind}, so its session is {_named(wanted)}: pass session= {maker}, or "
                 f"make the endpoint {'def' if self.is_async else 'async def'}"
             )
         parameters = endpoint.parameters
@@ -179,7 +179,7 @@ class SessionChoice:
         if self.depends and self.parameter not in endpoint.injected:
             raise ConfigError(
                 f"no dependency opens the session of {name}: declare Depends(...) on its parameter "
-                f"{self.parameter!r}, or give session= the sessionmaker"
+                f"{self.parameter!r}, or pass the sessionmaker as session="
             )
         if not self.depends and self.parameter in endpoint.injected:
             raise ConfigError(
@@ -332,14 +332,14 @@ class _CommitGuard:
         if self._session.get_transaction() is not self._root:
             raise ConfigError(
                 "the endpoint ended the transaction of its session (rollback() or close()) and "
-                "returned an answer that is to be stored; nothing was committed. Use "
-                "begin_nested() for what may fail, or answer with an error after a rollback"
+                "returned a response to store; nothing was committed. Use "
+                "begin_nested() for what may fail, or return an error response after a rollback"
             )
         if self._savepoint is not None and not self._savepoint.is_active:
             raise ConfigError(
                 "the endpoint caught an error of its session, which had undone all that was done "
-                "before, and returned an answer that is to be stored; nothing was committed. Use "
-                "begin_nested() for what may fail, or answer with an error"
+                "before, and returned a response to store; nothing was committed. Use "
+                "begin_nested() for what may fail, or return an error response"
             )
 
 

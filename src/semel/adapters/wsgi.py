@@ -116,7 +116,7 @@ class _Protected:
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         """Stand in for the server's start_response: nothing is sent yet."""
         if self._begun is not None and exc_info is None:
-            raise AssertionError("the application began its answer twice")
+            raise AssertionError("the application began its response twice")
         if self._sent and exc_info is not None:
             raise exc_info[1].with_traceback(exc_info[2])
         lines = self._exchange.rules.first(
@@ -169,7 +169,7 @@ class _Protected:
 
     def _beginning(self) -> tuple[str, list[HeaderLine]]:
         if self._begun is None:
-            raise AssertionError("the application ended without an answer")
+            raise AssertionError("the application ended without a response")
         return self._begun
 
 
@@ -237,7 +237,7 @@ def content_length(environ: Mapping[str, Any]) -> int | None:
 
 
 def is_chunked(environ: Mapping[str, Any]) -> bool:
-    """Tell whether a body came in chunks: RFC 9112 has them count, not a Content-Length."""
+    """Return whether a body came in chunks: RFC 9112 has them count, not a Content-Length."""
     return bool(environ.get("HTTP_TRANSFER_ENCODING"))
 
 
@@ -338,7 +338,7 @@ class StreamedAnswer:
 
     A client that disconnects does not end it: `close`, which every server calls, reads on to the
     end. So does its own end, for one that never reaches a server: a function of Flask's
-    `after_request` may put another answer in its place, and a key that nobody ends would be held
+    `after_request` may put another answer in its place, and a key that nothing ends would be held
     for ever. If the garbage collector ends it, the stream may be cut, and the attempt has failed.
     """
 

@@ -2,14 +2,13 @@
 
     reading      list, show, counts            finding    find: the records of a client's key
     stuck        stuck, watch                  deciding   forget, resolve
-    upkeep       purge, reconcile, migrate     doctor     are settings and store in order?
+    upkeep       purge, reconcile, migrate     doctor     check the settings and the store
     results      results given and shown       audit      who did what
-    formatting   records as columns and JSON   terminal   colour, progress, questions
+    formatting   records as columns and JSON   terminal   color, progress, questions
     store        the engine and store behind the settings
 
-Exit codes: 0 it went well; 1 something was found (stuck records, warnings) or could not be done;
-2 the command or the settings are wrong; 130 and 141 Ctrl-C or a closed pipe ended it. The reference
-of the command line has them command by command.
+Exit codes: 0 success; 1 problem found (stuck records, warnings) or command failed; 2 invalid usage
+or settings; 130 and 141 ended by Ctrl-C or a closed pipe. docs/reference/cli.md has the table.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ def main(arguments: Sequence[str] | None = None, *, engine: Mapping[str, Any] | 
         if error.filename is not None:  # another file than the output
             raise
         _drop_output()
-        return _complain(f"the output could not be written: {error.strerror}", FOUND)
+        return _complain(f"can't write the output: {error.strerror}", FOUND)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def _written(arguments: Sequence[str] | None, engine: Mapping[str, Any]) -> int:
-    """Run the command and see to it that its output is written, that of --help too."""
+    """Run the command, and flush its output and that of --help."""
     try:
         code = _run(arguments, engine)
     finally:  # also when argparse ends it, which has written its own lines
@@ -78,7 +77,7 @@ def _run(arguments: Sequence[str] | None, engine: Mapping[str, Any]) -> int:
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if sys.stdout is None:
-        # Before anything is done, of which nobody would see the report.
+        # Before anything is done, because its report would be lost.
         return _complain("the standard output is closed; to drop it, write >/dev/null", USAGE)
     escape_unknown(sys.stdout)
     logging.basicConfig(
@@ -106,15 +105,15 @@ def _complain(what: object, code: int) -> int:
 # --- arguments -----------------------------------------------------------------------------------
 
 _FINAL = """\
-A decision is final: it cannot be resolved again. If it was wrong:
+A decision is final: you can't resolve the record again. If it was wrong:
   it happened, and callers get a wrong result or a failure
-      Do not forget the record: the next call would do it a second time. Tell the callers what is
+      Don't forget the record: the next call would do it a second time. Tell the callers what is
       right. A program can replace the result: docs/operate/repair.md, "If a decision was wrong".
   it did not happen, and no longer can
-      semel forget SCOPE KEY: the next call runs.
+      Run semel forget SCOPE KEY: the next call runs.
   it happened, and the next call may run (--retryable)
       Keep the callers from retrying, or be ready to undo the second effect."""
-_EXIT_CODES = "exit codes: 0 = well, 1 = something was found or could not be done, 2 = wrong usage"
+_EXIT_CODES = "exit codes: 0 success, 1 problem found or command failed, 2 invalid usage"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -122,7 +121,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Write the usage and what is wrong, and exit."""
-        named = {action.metavar for action in self._actions}
+        named = {action.metavar for action in self._get_positional_actions()}
         missing = message.endswith((" KEY", " TEXT"))
         if missing or (message.startswith("unrecognized") and "KEY" in named):
             scope = "SCOPE " if "KEY" in named else ""
@@ -132,12 +131,19 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of all commands; each one sets `run`."""
-    whole = _Parser(prog="semel", description="Look after idempotency records.", epilog=_EXIT_CODES)
-    whole.add_argument("--version", action="version", version=f"semel {__version__}")
-    whole.add_argument("--url", help="the store; else SEMEL_URL, semel.toml")
-    whole.add_argument("--prefix", dest="store_prefix", help="the store's prefix (idem:)")
-    whole.add_argument("--config", help="the settings file; else SEMEL_CONFIG, semel.toml")
-    subparsers = whole.add_subparsers(metavar="COMMAND", required=True)
+    whole = _Parser(
+        prog="semel",
+        description="inspect and repair idempotency records",
+        epilog=_EXIT_CODES,
+    )
+    version = f"semel {__version__}"
+    whole.add_argument("--version", action="version", version=version, help="print the version")
+    whole.add_argument("--url", metavar="URL", help=_URL)
+    whole.add_argument(
+        "--prefix", dest="store_prefix", metavar="PREFIX", help="store prefix (default: idem:)"
+    )
+    whole.add_argument("--config", metavar="FILE", help=_CONFIG)
+    subparsers = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
         made = subparsers.add_parser(name, help=text, description=text, epilog=_EXIT_CODES)
@@ -150,44 +156,65 @@ def parser() -> argparse.ArgumentParser:
     _reading(command)
     _deciding(command)
     _upkeep(command)
-    text = "see whether settings and store are as they should be"
-    _json(command("doctor", doctor.doctor, text))
-    made = command("new-key", _new_key, "make a new key")
-    made.add_argument("--app", help="put the application's name in front")
+    _json(command("doctor", doctor.doctor, "check the settings and the store"))
+    made = command("new-key", _new_key, "print a new key")
+    made.add_argument("--app", metavar="NAME", help="start the key with this application name")
     text = "print the alert rules for Prometheus, or the dashboard for Grafana"
     made = command("monitoring", _monitoring, text)
-    made.add_argument("what", choices=list(_MONITORING), help="which of the two")
+    made.add_argument("what", choices=list(_MONITORING), help="file to print")
     made.add_argument(
-        "--runbook", type=_address, metavar="URL", help="where the alerts' runbook is kept"
+        "--runbook",
+        type=_address,
+        metavar="URL",
+        help="with alerts: web address of your runbook (default: its path in semel's repository)",
     )
     return whole
 
+
+_URL: Final = "store URL (default: $SEMEL_URL, then semel.toml)"
+_CONFIG: Final = "settings file (default: $SEMEL_CONFIG, then semel.toml)"
+_SCOPE: Final = "only records of this scope (default: all scopes)"
+_ROWS: Final = f"most records to list (default: {LIMIT})"
+_AGAIN: Final = "repeat at this interval until interrupted (default: run once)"
 
 _Command = Callable[[str, Callable[..., int], str], argparse.ArgumentParser]
 
 
 def _reading(command: _Command) -> None:
     made = command("list", reading.list_records, "list records")
-    made.add_argument("--scope")
-    made.add_argument("--prefix", default="", help="the beginning of the key")
-    made.add_argument("--state", choices=list(STATES))
+    made.add_argument("--scope", metavar="SCOPE", help=_SCOPE)
     made.add_argument(
-        "--age", type=_duration, default=0.0, metavar="1h", help="created at least so long ago"
+        "--prefix", default="", metavar="TEXT", help="only keys that begin with this text"
     )
-    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
+    made.add_argument(
+        "--state",
+        choices=list(STATES),
+        metavar="STATE",
+        help=f"only records in this state: {', '.join(STATES)}",
+    )
+    made.add_argument(
+        "--age",
+        type=_duration,
+        default=0.0,
+        metavar="1h",
+        help="only records created at least this long ago (default: 0s)",
+    )
+    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N", help=_ROWS)
     _json(made, result=True)
     _who(made)
-    made = command("find", finding.find, "find the records of a key; exit code 1 if there are none")
+    made = command("find", finding.find, "find the records of a key; exit with 1 if there are none")
     made.add_argument(
         "text",
         metavar="TEXT",
-        help="a whole key, a client's key below any tenant or route, a key digest, or a problem or "
-        "log line that has one",
+        help="whole key, a client's key below any tenant or route, key digest, or a problem or log "
+        "line that has one",
     )
-    made.add_argument("--scope")
-    made.add_argument("--tenant", help="whose key it is")
-    made.add_argument("--route", metavar="'POST /pay'", help="of which route or gRPC method")
-    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
+    made.add_argument("--scope", metavar="SCOPE", help=_SCOPE)
+    made.add_argument("--tenant", metavar="TENANT", help="tenant that the key belongs to")
+    made.add_argument(
+        "--route", metavar="'POST /pay'", help="route or gRPC method that the key was sent to"
+    )
+    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N", help=_ROWS)
     made.set_defaults(result=False)  # semel show has it
     _json(made)
     made = command("show", reading.show, "show one record")
@@ -197,42 +224,76 @@ def _reading(command: _Command) -> None:
         action="append",
         default=[],
         metavar="PART",
-        help="show the key that attempt.derive(PART) sent downstream, or for 'POST URL' the key of "
-        "that call by semel's HTTP clients; may be repeated",
+        help="also show the key that attempt.derive(PART) sent downstream, or, for 'POST URL', the "
+        "key of that call by semel's HTTP clients; repeatable",
     )
     _json(made, result=True)
     _who(made)
-    made = command("stuck", stuck.stuck, "list abandoned attempts")
+    made = command("stuck", stuck.stuck, "list stuck attempts, the oldest first")
     _stuck(made)
     _json(made)
-    made = command("watch", stuck.watch, "list abandoned attempts again and again")
+    made = command("watch", stuck.watch, "show stuck attempts, and refresh")
     _stuck(made)
-    made.add_argument("--every", type=_positive, default=2.0, metavar="2s")
-    made.add_argument("--count", type=_whole, metavar="N", help="end after so many; else by Ctrl-C")
-    _json(command("counts", reading.counts, "count the records by state"))
+    made.add_argument(
+        "--every",
+        type=_positive,
+        default=2.0,
+        metavar="2s",
+        help="time between two refreshes (default: 2s)",
+    )
+    made.add_argument(
+        "--count",
+        type=_whole,
+        metavar="N",
+        help="exit after this many refreshes (default: run until interrupted)",
+    )
+    _json(command("counts", reading.counts, "count records by state"))
     made = command("audit", audit.list_entries, "list who did what to the records, newest first")
-    made.add_argument("--scope")
+    made.add_argument("--scope", metavar="SCOPE", help="only entries about this scope")
     which = made.add_mutually_exclusive_group()
-    which.add_argument("--key", help="the key of a record; with --scope")
-    which.add_argument("--key-digest", metavar="DIGEST", help="the key_digest of a record")
-    made.add_argument("--since", type=_positive, metavar="7d", help="how far back; else 400 days")
-    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
+    which.add_argument(
+        "--key", metavar="KEY", help="with --scope: only entries about the record of this key"
+    )
+    which.add_argument(
+        "--key-digest",
+        metavar="DIGEST",
+        help="only entries about the record that has this key_digest",
+    )
+    made.add_argument(
+        "--since",
+        type=_positive,
+        metavar="7d",
+        help="only entries of this most recent time (default: 400d)",
+    )
+    made.add_argument(
+        "--limit",
+        type=_whole,
+        default=LIMIT,
+        metavar="N",
+        help=f"most entries to list (default: {LIMIT})",
+    )
     _json(made)
 
 
 def _deciding(command: _Command) -> None:
-    text = "remove a record, or the old records of a scope: the next call runs again"
+    text = "remove a record, or a scope's finished records, so that the next call runs again"
     made = command("forget", deciding.forget, text)
     _identity(made, needed=False)
     made.add_argument(
-        "--scope", dest="of_scope", help="with --older-than: all finished records of this scope"
+        "--scope",
+        dest="of_scope",
+        metavar="SCOPE",
+        help="with --older-than: remove the finished records of this scope",
     )
     made.add_argument(
-        "--older-than", type=_duration, metavar="30d", help="with --scope: ended so long ago"
+        "--older-than",
+        type=_duration,
+        metavar="30d",
+        help="with --scope: remove records that ended at least this long ago",
     )
-    made.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+    made.add_argument("--yes", action="store_true", help="skip the confirmation")
     _who(made)
-    made = command("resolve", deciding.resolve, "decide what became of an abandoned attempt")
+    made = command("resolve", deciding.resolve, "decide what a stuck attempt did")
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.epilog = f"{_FINAL}\n\n{_EXIT_CODES}"
     _identity(made)
@@ -240,7 +301,7 @@ def _deciding(command: _Command) -> None:
     outcome.add_argument(
         "--succeeded",
         metavar="JSON",
-        help="it happened, with this result, as semel show --result shows that of a similar call",
+        help="it happened: result in the form that semel show --result prints",
     )
     made.add_argument(
         "--like",
@@ -248,62 +309,102 @@ def _deciding(command: _Command) -> None:
         help="with --succeeded: take the classes from the result of this finished record",
     )
     made.add_argument(
-        "--yes", action="store_true", help="with --succeeded: also if similar results differ"
+        "--yes",
+        action="store_true",
+        help="with --succeeded: decide even if the result differs in form from similar results",
     )
     outcome.add_argument(
         "--status",
         type=_whole,
         metavar="CODE",
-        help="it happened: the HTTP status that retries of a request get, such as 201",
+        help="it happened: HTTP status that retries get, such as 201",
     )
     outcome.add_argument(
         "--message",
         metavar="@FILE",
-        help="it happened: the serialized message that retries of a gRPC call get; @- reads stdin",
+        help="it happened: file with the serialized message that retries of a gRPC call get; @- "
+        "reads the standard input",
     )
     outcome.add_argument(
         "--failed", type=_text, metavar="TEXT", help="it did not happen, for this reason"
     )
-    made.add_argument("--retryable", action="store_true", help="... and it may run again")
+    made.add_argument(
+        "--retryable", action="store_true", help="with --failed: let the next call run"
+    )
     made.add_argument(
         "--header",
         action="append",
         default=[],
         metavar="'NAME: VALUE'",
-        help="with --status: a header of the answer; may be repeated. A body needs Content-Type",
+        help="with --status: header of the response; repeatable; a body needs Content-Type",
     )
     made.add_argument(
         "--body",
-        metavar="TEXT|@FILE",
-        help="with --status: the body of the answer, or the file that has it; @- reads stdin",
+        metavar="TEXT",
+        help="with --status: body of the response; @FILE reads a file, @- the standard input",
     )
     made.add_argument(
         "--ttl",
         type=_positive,
         metavar="3d",
-        help="keep the outcome for this time; else as long as the policy of the attempt says",
+        help="time to keep the outcome (default: the attempt's policy)",
     )
     _who(made)
     _audit(made)
 
 
 def _upkeep(command: _Command) -> None:
-    made = command("purge", upkeep.purge_records, "remove expired records, in small batches")
-    made.add_argument("--abandoned-after", type=_positive, metavar="7d")
-    made.add_argument("--batch", type=_whole, default=BATCH, metavar="N")
-    made.add_argument("--pause", type=_duration, default=PAUSE, metavar="10ms")
-    made.add_argument("--every", type=_positive, metavar="1h", help="do not end; do it again")
+    made = command("purge", upkeep.purge_records, "remove expired records in small batches")
+    made.add_argument(
+        "--abandoned-after",
+        type=_positive,
+        metavar="7d",
+        help="also remove attempts that are not held and were abandoned this long ago (default: "
+        "keep them)",
+    )
+    made.add_argument(
+        "--batch",
+        type=_whole,
+        default=BATCH,
+        metavar="N",
+        help=f"records to remove at a time (default: {BATCH})",
+    )
+    made.add_argument(
+        "--pause",
+        type=_duration,
+        default=PAUSE,
+        metavar="10ms",
+        help="shortest rest after each batch; 0s never rests (default: 10ms)",
+    )
+    made.add_argument("--every", type=_positive, metavar="1h", help=_AGAIN)
     _who(made)
-    made = command("reconcile", upkeep.reconcile, "let resolvers look into what is stuck")
-    made.add_argument("--resolvers", required=True, metavar="MODULE:ATTRIBUTE")
-    made.add_argument("--older-than", type=_duration, default=600.0, metavar="10m")
-    made.add_argument("--max-tries", type=_whole, default=5, metavar="N")
-    made.add_argument("--full", action="store_true", help="read every record, trust no index")
+    made = command("reconcile", upkeep.reconcile, "run resolvers over stuck attempts")
+    made.add_argument(
+        "--resolvers",
+        required=True,
+        metavar="MODULE:ATTRIBUTE",
+        help="mapping from scope to resolver, such as shop.repair:RESOLVERS",
+    )
+    made.add_argument(
+        "--older-than",
+        type=_duration,
+        default=600.0,
+        metavar="10m",
+        help="only attempts that have been stuck for this long (default: 10m)",
+    )
+    made.add_argument(
+        "--max-tries",
+        type=_whole,
+        default=5,
+        metavar="N",
+        help="resolver runs per attempt before it waits for a person (default: 5)",
+    )
+    made.add_argument("--full", action="store_true", help="read every record instead of an index")
     _who(made)
-    made.add_argument("--every", type=_positive, metavar="1m", help="do not end; do it again")
+    made.add_argument("--every", type=_positive, metavar="1m", help=_AGAIN)
     _audit(made)
-    made = command("migrate", upkeep.migrate, "make the store's tables, or bring them up to date")
-    made.add_argument("--print", action="store_true", help="show the SQL, and run nothing")
+    made = command("migrate", upkeep.migrate, "create or upgrade the store's tables")
+    made.add_argument("--print", action="store_true", help="print the SQL and run nothing")
 
 
 def _stuck(made: argparse.ArgumentParser) -> None:
@@ -312,37 +413,51 @@ def _stuck(made: argparse.ArgumentParser) -> None:
         type=_duration,
         default=ALERT_AFTER,
         metavar="5m",
-        help="exit code 1 if one has been stuck for so long",
+        help="exit with 1 if an attempt has been stuck for this long (default: 5m)",
     )
-    made.add_argument("--scope")
-    made.add_argument("--limit", type=_whole, default=LIMIT, metavar="N")
+    made.add_argument("--scope", metavar="SCOPE", help=_SCOPE)
+    made.add_argument(
+        "--limit",
+        type=_whole,
+        default=LIMIT,
+        metavar="N",
+        help=f"most attempts to list (default: {LIMIT})",
+    )
 
 
 def _identity(made: argparse.ArgumentParser, *, needed: bool = True) -> None:
-    for name in ("scope", "key"):
-        made.add_argument(name, metavar=name.upper(), nargs=None if needed else "?")
+    for name, text in (
+        ("scope", "scope of the record"),
+        ("key", "key of the record, as semel list shows it"),
+    ):
+        made.add_argument(name, metavar=name.upper(), nargs=None if needed else "?", help=text)
     made.add_argument(
         "--digest",
         action="store_true",
-        help="KEY is the key_digest of an error, an event or a log line",
+        help="read KEY as the key_digest of an error, an event, or a log line",
     )
 
 
 def _json(made: argparse.ArgumentParser, *, result: bool = False) -> None:
-    made.add_argument("--json", action="store_true", help="write for programs")
+    made.add_argument("--json", action="store_true", help="print JSON")
     if result:
-        made.add_argument("--result", action="store_true", help="show what is stored, too")
+        made.add_argument("--result", action="store_true", help="also show stored results")
 
 
 def _who(made: argparse.ArgumentParser) -> None:
     made.add_argument(
-        "--by", type=_text, metavar="NAME", help="who, in the audit trail; else the user's name"
+        "--by",
+        type=_text,
+        metavar="NAME",
+        help="who acts, for the audit trail (default: your user name)",
     )
-    made.add_argument("--reason", type=_text, metavar="TEXT", help="why, in the audit trail")
+    made.add_argument("--reason", type=_text, metavar="TEXT", help="why, for the audit trail")
 
 
 def _audit(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--audit", metavar="FILE", help="append decisions here; else they are logged")
+    made.add_argument(
+        "--audit", metavar="FILE", help="append decisions to this file (default: log them)"
+    )
 
 
 def _new_key(options: argparse.Namespace) -> int:
@@ -362,7 +477,7 @@ def _monitoring(options: argparse.Namespace) -> int:
     text = files("semel.observe").joinpath(_MONITORING[options.what]).read_text(encoding="utf-8")
     if options.runbook is not None:
         if _RUNBOOK not in text:
-            raise ConfigError(f"--runbook is for the alerts: the {options.what} names no address")
+            raise ConfigError(f"--runbook goes with alerts, not with {options.what}")
         text = text.replace(_RUNBOOK, f"runbook: {options.runbook}#")
     print(text, end="")
     return OK
@@ -372,7 +487,7 @@ def _address(text: str) -> str:
     # No brace: annotations are templates of Prometheus.
     if not re.fullmatch(r"https?://[^\s#{}]+", text) or not text.isprintable():
         raise argparse.ArgumentTypeError(
-            "must be a web address without a part after #: each alert adds its own"
+            "must be a web address without a # part, because each alert adds its own"
         )
     return text
 

@@ -97,7 +97,7 @@ def _forget_one(options: Namespace) -> int:
                 say("nothing was forgotten")
                 return 1
             if not _same(found, _peek(engine, key, options.scope)):
-                say("nothing was forgotten: it has changed meanwhile")
+                say("nothing was forgotten: the record changed in the meantime")
                 return 1
         if not repair.forget(
             engine, key, scope=options.scope, name=user(options), reason=options.reason
@@ -120,7 +120,7 @@ def _peek(engine: Idempotency, key: str, scope: str) -> Record | RecordUnreadabl
 
 
 def _may_run(found: Record | RecordUnreadable) -> bool:
-    """Tell whether an attempt runs or waits for a decision, as far as is known.
+    """Return whether an attempt runs or waits for a decision, as far as is known.
 
     One that is abandoned and not held is run again by the next call anyway.
     """
@@ -153,7 +153,7 @@ def _standing(found: Record | RecordUnreadable) -> tuple[str, str]:
 
 
 def _same(before: Record | RecordUnreadable, now: Record | RecordUnreadable | None) -> bool:
-    """Tell whether a record is still what the question was about."""
+    """Return whether a record is still what the question was about."""
     if isinstance(before, Record) and isinstance(now, Record):
         return (before.owner, before.state, before.abandoned) == (
             now.owner,

@@ -30,7 +30,7 @@ from semel.stores.base import Store
 from semel.sync import Idempotency
 
 Level: TypeAlias = Literal["ok", "skipped", "warning", "problem"]
-"""`skipped`: nobody could look. That says nothing about the store, good or bad."""
+"""`skipped`: a right to look is missing. That says nothing about the store, good or bad."""
 
 CLOCKS_APART = 5.0
 """Seconds between our clock and the store's that are worth a word. Nothing depends on them."""
@@ -101,9 +101,9 @@ def _diagnosed(store: Store) -> Iterator[Finding]:
         for danger in store.diagnose():
             yield Finding("warning", "server", danger)
     except StoreRefused as error:
-        yield Finding("skipped", "server", f"its settings were not looked at: {error}")
+        yield Finding("skipped", "server", f"its settings were not checked: {error}")
     except StoreError as error:
-        yield Finding("warning", "server", f"it does not tell about itself: {error}")
+        yield Finding("warning", "server", f"its settings could not be read: {error}")
 
 
 def _front(tiers: Any, identity: Identity, behind: str) -> Finding:
@@ -114,10 +114,10 @@ def _front(tiers: Any, identity: Identity, behind: str) -> Finding:
         return Finding(
             "warning",
             "front",
-            f"it is away, and {behind} answers alone: calls are slower, not wrong; only forget is "
-            f"refused until it is back ({error.__cause__ or error})",
+            f"it is unreachable, and {behind} decides alone: calls are slower, not wrong; only "
+            f"forget fails until it is back ({error.__cause__ or error})",
         )
-    return Finding("ok", "front", "it answers")
+    return Finding("ok", "front", "it is reachable")
 
 
 def _written_and_read(store: Any, identity: Identity) -> Iterator[Finding]:
@@ -128,7 +128,7 @@ def _written_and_read(store: Any, identity: Identity) -> Iterator[Finding]:
     store.forget(identity)
     took = time.monotonic() - started
     if record is None:
-        yield Finding("problem", "store", "what was written just now is not there")
+        yield Finding("problem", "store", "the record that was just written is missing")
         return
     yield Finding("ok", "store", f"written, read and removed a record in {took * 1000:.1f} ms")
     apart = record.now - (wall + took / 2)

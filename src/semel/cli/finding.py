@@ -31,7 +31,9 @@ class Wanted:
     def __init__(self, text: str, tenant: str | None = None, route: str | None = None) -> None:
         self.digest = digest_of(text)
         if self.digest is None and INSTANCE in text.lower():
-            raise ConfigError(f"an instance is {INSTANCE} and 32 hexadecimal digits; take it whole")
+            raise ConfigError(
+                f"an instance is {INSTANCE} and 32 hexadecimal digits; give all of it"
+            )
         self.may_be_key = self.digest in {None, text.lower()}
         """Not the whole problem, or log line, that names a digest."""
         if self.may_be_key and not (text and text.isprintable()):
@@ -46,7 +48,7 @@ class Wanted:
         self._parts = {text, stored_key(text)} if self.may_be_key else set()
 
     def match(self, record: Record) -> bool:
-        """Tell whether a record is meant."""
+        """Return whether a record is meant."""
         key = record.key
         return (
             self._stored in {key, unquote(key)}
@@ -55,7 +57,7 @@ class Wanted:
         )
 
     def contains(self, record: Record) -> bool:
-        """Tell whether the text is a part of a record's key."""
+        """Return whether the text is a part of a record's key."""
         return any(part in record.key for part in self._parts)
 
 

@@ -1,6 +1,6 @@
 """Records as people and as programs read them.
 
-A table is plain text. On a terminal some words have a colour (`_COLOURS`).
+A table is plain text. On a terminal some words have a color (`_COLOURS`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def is_last(record: Record) -> bool:
 
 
 def held(record: Record) -> bool | None:
-    """Tell whether an attempt waits for somebody to decide, once abandoned; None = it has ended."""
+    """Return whether an attempt waits for a decision, once abandoned; None = it has ended."""
     return record.hold if record.state is State.PROCESSING else None
 
 
@@ -210,7 +210,7 @@ def pairs(named: Mapping[str, object], *, colour: bool = False) -> str:
 
 
 def painted(text: str, colour: str | None) -> str:
-    """Write a text in a colour, if it has one."""
+    """Write a text in a color, if it has one."""
     return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
 
 

@@ -88,12 +88,12 @@ def given_tree(options: Namespace) -> object:
 
 
 def _answer(options: Namespace) -> HttpAnswer:
-    """Make the answer of a request; what a client could not use is refused: it would be final."""
+    """Make the answer of a request; what a client could not use is rejected: it would be final."""
     if options.status in _SERVER_ERRORS:
         raise ConfigError(
-            f"an answer with status {options.status} says that the request failed, but --status is "
-            "for what happened: every retry would get it. If it did not happen, use --failed TEXT, "
-            "with --retryable if the next call may run"
+            f"a response with status {options.status} says that the request failed, but --status "
+            "is for what happened: every retry would get it. If it did not happen, use --failed "
+            "TEXT, with --retryable if the next call may run"
         )
     headers = tuple(map(_header, options.header))
     body = "" if options.body is None else options.body
@@ -101,8 +101,8 @@ def _answer(options: Namespace) -> HttpAnswer:
     content = _content("--body", body) if body.startswith("@") else os.fsencode(body)
     if content and not any(map(_is_type, headers)):
         raise ConfigError(
-            "the answer has a body and no Content-Type, without which clients cannot read it: add "
-            "one, such as --header 'Content-Type: application/json', or, for an answer that has "
+            "the response has a body but no Content-Type, so clients can't read it: add "
+            "one, such as --header 'Content-Type: application/json', or, for a response that has "
             "none, --header 'Content-Type:'"
         )
     # Empty is the way to say that there is none.

@@ -1,7 +1,7 @@
 """The engine and the store that the options and the settings name, and reading its records.
 
-A command looks at what others have written: a store that can only be empty is rejected. Of a Redis
-nobody can tell: a wrong database or prefix looks like a new store, so `hint_if_empty` asks.
+A command looks at what others have written: a store that can only be empty is rejected. In Redis
+a wrong database or prefix looks like a new store, so `hint_if_empty` asks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NAMED_DIGEST = re.compile(
 """A key digest in a problem, a log line or the output of a command."""
 
 _DEFAULT_URL: Final = "preset: url"
-"""The source of a URL that nobody has given."""
+"""The source of a URL that was not given."""
 
 NO_RECORD = (
     "there is no such record (the key of an HTTP request with a tenant is stored as TENANT/KEY: "
@@ -194,7 +194,7 @@ def hint_if_empty(engine: Idempotency, options: Namespace) -> str | None:
     """Ask whether it is the right store, if it is a Redis without a record; else None.
 
     SQL needs no question: a database without the table is rejected. Among very many keys of others
-    the search is given up.
+    the search ends early.
     """
     settings = read_settings(options)
     backend = BACKENDS.get(str(settings.url).partition("://")[0])

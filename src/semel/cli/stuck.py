@@ -39,7 +39,7 @@ class Abandoned(Struct, frozen=True):
     """How many there are in other scopes, unless there are `more`."""
 
     def counts(self, older_than: float = ALERT_AFTER) -> bool:
-        """Tell whether one has been stuck for so long that somebody has to look at it."""
+        """Return whether one has been stuck for so long that a person has to look at it."""
         return any(record.abandoned_for >= older_than for record in self.records)
 
     @property
@@ -128,7 +128,7 @@ class _Look:
             found = abandoned(self._store, options.limit, options.scope)
             hint = self._hint(found)
         except StoreError as error:  # which may be what the operator is waiting for the end of
-            return 1, ["the store does not answer; trying again", "", str(error)]
+            return 1, ["store unreachable; trying again", "", str(error)]
         lines = [found.text]
         if hint is not None:
             lines.append(hint)

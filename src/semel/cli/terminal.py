@@ -1,6 +1,6 @@
-"""What only a terminal gets: colour, progress, questions, and a table that is drawn again.
+"""What only a terminal gets: color, progress, questions, and a table that is drawn again.
 
-A file or a program that reads the output gets plain text, and is never asked. Colour is also
+A file or a program that reads the output gets plain text, and is never asked. Color is also
 switched off by `NO_COLOR` (no-color.org) and by `TERM=dumb`.
 """
 
@@ -33,17 +33,17 @@ _TOP, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Tell whether a person sees what is written here, or types what is read here."""
+    """Return whether a person sees what is written here, or types what is read here."""
     return stream is not None and stream.isatty()
 
 
 def obeys_codes(stream: TextIO | None) -> bool:
-    """Tell whether a terminal can be expected to understand escape codes."""
+    """Return whether a terminal can be expected to understand escape codes."""
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
 def coloured(stream: TextIO | None) -> bool:
-    """Tell whether to write in colour."""
+    """Return whether to write in color."""
     return obeys_codes(stream) and not os.environ.get("NO_COLOR")
 
 
@@ -133,7 +133,7 @@ class LogLines(logging.StreamHandler[TextIO]):
 
 
 def can_ask() -> bool:
-    """Tell whether there is a person who can answer a question."""
+    """Return whether there is a person who can answer a question."""
     return is_terminal(sys.stdin) and is_terminal(sys.stderr)
 
 

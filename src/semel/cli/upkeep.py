@@ -87,7 +87,7 @@ def migrate(options: Namespace) -> int:
     """Make the tables of the store, or bring them up to date."""
     with closing(open_deciding_store(options, create=True)) as store:
         if not isinstance(store, Migrating):
-            print("this store makes what it needs by itself: nothing to migrate")
+            print("this store creates what it needs by itself: nothing to migrate")
         elif options.print:
             print(store.migration())
         else:

@@ -40,11 +40,11 @@ else:
 _current: ContextVar[Attempt | None] = ContextVar("semel_current_attempt", default=None)
 
 innermost = _current.get
-"""Give the attempt that this context entered last, which may have ended; mostly there is none."""
+"""Return the attempt that this context entered last, which may have ended; mostly None."""
 
 
 class Attempt(Struct, Generic[Result], eq=False):
-    """One try at an operation; `replayed` says that it was done before and nothing runs.
+    """One attempt at an operation; `replayed` is True if it was done before and nothing runs.
 
     Examples:
         >>> with idem.attempt("order:42", scope="payments") as attempt:
@@ -54,13 +54,13 @@ class Attempt(Struct, Generic[Result], eq=False):
 
     identity: Identity
     number: int = 1
-    """1 on the first try, growing with every claim of the record."""
+    """The number of the attempt, from 1, which grows with every claim of the record."""
     fence: int = 0
-    """Fencing token: grows with every claim, even across deletion of the record."""
+    """The fencing token, which grows with every claim, even after the record is removed."""
     owner: bytes = b""
     replayed: bool = False
     protected: bool = True
-    """False when it runs without a record (store_error="open", bypassed)."""
+    """False if it runs without a record (store_error="open", bypassed)."""
     store: object = None
     lease: Lease | None = None
     holder: ReferenceType[object] | None = None
@@ -78,12 +78,12 @@ class Attempt(Struct, Generic[Result], eq=False):
 
     @property
     def key(self) -> str:
-        """The operation's key."""
+        """The key of the operation."""
         return self.identity.key
 
     @property
     def result(self) -> Result:
-        """The stored result of a replay, or what was set; None when nothing was."""
+        """The stored result of a replay, or the result that you set; otherwise None."""
         return cast("Result", None) if self._result is UNSET else self._result
 
     @result.setter
@@ -104,12 +104,12 @@ class Attempt(Struct, Generic[Result], eq=False):
 
     @property
     def lost(self) -> bool:
-        """True when the lease could not be kept: another attempt may be running."""
+        """True if the lease is lost: another attempt may be running."""
         # Asked of the clock, not of the timer: a process that was paused learns it at once.
         return self.lease is not None and self.lease.lost_at(monotonic())
 
     def derive(self, part: str) -> str:
-        """Make a stable key for a downstream call: the same on every attempt of this operation.
+        """Return a key for a downstream call, the same on every attempt of this operation.
 
         `part` names the call within the operation.
 
@@ -121,16 +121,16 @@ class Attempt(Struct, Generic[Result], eq=False):
         return self.identity.derive(part)
 
     def derive_next(self, part: str) -> str:
-        """Make a stable key for a call that may come several times: the n-th has its own.
+        """Return a key for a downstream call that may come several times: the n-th has its own.
 
-        `part` names the call, as for `derive`, whose key is the first one. Every attempt counts
-        anew, so calls that are made in the same order get the same keys.
+        `part` names the call, as in `derive`, whose key is the first one. Every attempt counts
+        anew, so calls in the same order get the same keys.
         """
         # Both steps are atomic: threads of one attempt never get the same number.
         return self.identity.derive(part, next(self._counts.setdefault(part, count(1))))
 
     def check(self) -> None:
-        """Raise LeaseLost when this attempt may have been replaced; call it before an effect."""
+        """Raise `LeaseLost` if this attempt may have been replaced; call it before an effect."""
         if self.lost:
             lost = LeaseLost("the lease of this attempt was lost; another attempt may be running")
             raise about(lost, self.identity)
@@ -158,7 +158,7 @@ class Attempt(Struct, Generic[Result], eq=False):
 
 
 class Outcome(Generic[Result]):
-    """What `run` returns: the `value`, whether it was `replayed`, and the `attempt` behind it."""
+    """The return value of `run`: the `value`, whether it was `replayed`, and its `attempt`."""
 
     __slots__ = ("attempt", "replayed", "value")
 
@@ -169,7 +169,7 @@ class Outcome(Generic[Result]):
 
     @classmethod
     def of(cls, attempt: Attempt[Result]) -> Outcome[Result]:
-        """Give the outcome of an attempt that has its result."""
+        """Return the outcome of an attempt that has its result."""
         return cls(attempt.result, attempt)
 
     def __repr__(self) -> str:
@@ -193,7 +193,7 @@ def current_attempt() -> Attempt | None:
 def require_attempt() -> Attempt:
     """Return the attempt that is running in this context.
 
-    Outside of an attempt it raises `ConfigError`; `current_attempt` returns None there.
+    Outside an attempt it raises `ConfigError`; `current_attempt` returns None there.
 
     Examples:
         >>> idem.execute("order:42", lambda: require_attempt().derive("capture"))
@@ -209,7 +209,7 @@ def require_attempt() -> Attempt:
 
 
 def is_nested(identity: Identity, store: object, around: Attempt | None) -> bool:
-    """Tell whether a running attempt around this call already has this record."""
+    """Return whether a running attempt around this call already has this record."""
     attempt = around
     while attempt is not None:
         if attempt.runs and attempt.store is store and attempt.identity == identity:
@@ -265,7 +265,7 @@ class Lease(Struct, eq=False, gc=False):
     renewing: bool = False
     """A renewal is on its way."""
     stopped: bool = False
-    """It ended and nobody knows how: nothing is renewed any more."""
+    """It ended and it is not known how: nothing is renewed anymore."""
     failed_saves: int = 0
     park_again: bool = False
     """It was parked while a renewal was on its way, which may come later and hide that."""
@@ -290,7 +290,7 @@ class Lease(Struct, eq=False, gc=False):
     run_info: OwnRunInfo | None = None
     """What the record says about this process; None = nothing."""
     why: str = "interrupted"
-    """What the record says when the attempt is parked: the type of the exception. Nobody knows it
+    """What the record says when the attempt is parked: the type of the exception. It is unknown
     of a call that is gone."""
 
     def __post_init__(self) -> None:
@@ -308,7 +308,7 @@ class Lease(Struct, eq=False, gc=False):
         self.due = sent + self.seconds / RENEWALS_PER_LEASE
 
     def stop(self) -> None:
-        """The attempt is given up as it is: nothing is renewed any more, and nothing is lost."""
+        """Leave the attempt as it is: nothing is renewed anymore, and nothing is lost."""
         self.ending = self.stopped = True
         self.until = self.due = math.inf
 
@@ -323,7 +323,7 @@ class Lease(Struct, eq=False, gc=False):
 
     @property
     def orphaned(self) -> bool:
-        """True when nobody is left that could end the attempt: its call is gone."""
+        """True when no call is left that could end the attempt."""
         return self.holder is not None and self.holder() is None and self.ends_here
 
     def lost_at(self, now: float) -> bool:
@@ -348,13 +348,13 @@ class Lease(Struct, eq=False, gc=False):
 
     @property
     def parking(self) -> RenewRequest:
-        """What to ask of the store when nobody knows whether the attempt took effect."""
+        """What to ask of the store when the attempt may have taken effect."""
         said = None if self.run_info is None else self.run_info.parked(self.why)
         return RenewRequest(self.identity, self.owner, 0.0, said)
 
 
 class Doubt(Struct, gc=False):
-    """A claim whose answer never came: nobody waits for it, the store may apply it yet."""
+    """A claim whose answer never came: no call waits for it, but the store may still apply it."""
 
     request: ClaimRequest
     due: float
@@ -386,7 +386,7 @@ class Leases:
         return len(self._running)
 
     def running(self, among: Sequence[Lease] | None = None) -> list[Lease]:
-        """Attempts (of these) that have not ended yet, as far as anybody can end them."""
+        """Attempts (of these) that have not ended yet, as far as a call can end them."""
         known = tuple(self._running.values())
         return [
             lease
@@ -590,7 +590,7 @@ class OwnerIds:
         self._ids: list[bytes] = []
 
     def next(self) -> bytes:
-        """Return an id that nobody else has."""
+        """Return an id that no other attempt has."""
         try:
             # list.pop is atomic, with and without the GIL: no id is ever given twice.
             return self._ids.pop()

@@ -31,7 +31,7 @@ CODEC: Final = "audit/1"
 def checked_text(what: str, text: str) -> str:
     """Return a text that fits on one line of a listing."""
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{what} must be a text that is not empty; got {text!r}")
+        raise ConfigError(f"{what} must be a string that is not empty; got {text!r}")
     if len(text) > LONGEST_TEXT:
         raise ConfigError(f"{what} has {len(text)} characters, at most {LONGEST_TEXT} are allowed")
     if not text.isprintable():

@@ -7,7 +7,7 @@ for a tag.
 
 The first caller, too, gets what the codec reads back: what duplicates will get. Where that fails
 the effect is already done, so the record is kept without a value. Nothing is pickled, and stored
-content never causes an import. Every failure is a `SerializationError`.
+content never causes an import. Every failure raises `SerializationError`.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from semel.errors import ConfigError, ResultUnavailable, SerializationError, abo
 
 
 class Codec(Protocol):
-    """Turns results into bytes and back; `name` is stored with the bytes and includes a version."""
+    """Encodes results as bytes and decodes them; `name` is stored with the bytes."""
 
     @property
     def name(self) -> str:
-        """Name and version of the format, like `json/1`."""
+        """The name and version of the format, such as `json/1`."""
         ...
 
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:
-        """Encode a result, `value`.
+        """Encode the result `value`.
 
-        `context` is scope and key as bytes, the same when the result is read back: what encrypts or
-        signs can bind the result to it. `hint` is the type that the call or the annotation of its
-        function names, None if neither does.
+        `context` is scope and key as bytes, the same when the result is read back, so a codec that
+        encrypts or signs can bind the result to it. `hint` is the type that the call or its
+        function's annotation names, or None.
         """
         ...
 
     def decode(self, data: bytes, context: bytes, hint: object = None) -> object:
-        """Read a result back from its `data`, equal in value and type.
+        """Decode a result from its `data`, equal in value and type.
 
         `context` and `hint` are those of `encode`.
         """
@@ -328,7 +328,7 @@ class Writer:
         """Turn a value of any known type into its tree."""
         if self._depth == MAX_DEPTH:
             raise Unsupported(
-                f"the value is nested deeper than {MAX_DEPTH} levels, or contains itself"
+                f"the value is nested deeper than {MAX_DEPTH - 1} levels, or contains itself"
             )
         self._depth += 1
         write = self._formats.get(type(value))
@@ -655,12 +655,13 @@ def register_type(
     encode: Callable[[T], object] | None = None,
     decode: Callable[[Any], T] | None = None,
 ) -> type[T]:
-    """Make the class `cls` storable: `encode` turns its objects into storable data, `decode` back.
+    """Register the class `cls`, so that its objects can be stored, and return it.
 
-    `name` is the stored name of the class, else its module and name. Data classes, Structs,
-    pydantic models, enumerations and named tuples need neither function; for them it fixes the
-    stored name, so that the class may move. A class may have old names too: the last
-    one given is written, all are read. Returns the class, so that it works as a decorator.
+    `encode` turns an object into storable data, and `decode` turns that back. `name` is the stored
+    name of the class; the default is its module and name. Data classes, Structs, pydantic models,
+    enumerations, and named tuples need neither function; for them `name` fixes the stored name, so
+    that you can move the class. A class can have several names: the last one is written, and all
+    are read. It works as a decorator.
 
     Examples:
         >>> class Money:

@@ -471,7 +471,7 @@ def write_object(value: object, writer: Writer) -> Tree:
     form = class_format_of(cls)
     if form is None:
         raise Unsupported(
-            f"{type_name(cls)} cannot be stored; return plain data or a data class, or teach the"
+            f"{type_name(cls)} cannot be stored; return plain data or a data class, or register the"
             " type with semel.register_type"
         )
     name = _name_of(cls, form.fits, writer.hint)

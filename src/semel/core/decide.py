@@ -88,9 +88,7 @@ def decide(claim: Claim, rules: Rules) -> Step:
 def outcome_unknown(number: int, ending: str | None = None) -> OutcomeUnknown:
     """The error of a held record; `ending` says how the attempt ended, where that is known."""
     how = "its function raised, or its process stopped" if ending is None else ending
-    return OutcomeUnknown(
-        f"nobody knows whether attempt {number} took effect: {how}, and its record is held"
-    )
+    return OutcomeUnknown(f"attempt {number} may have taken effect: {how}, and its record is held")
 
 
 def _no_replay(claim: Finished, rules: Rules) -> IdempotencyError:

@@ -27,7 +27,7 @@ KEY_ID_LIMIT: Final = 255
 
 
 class EncryptedCodec:
-    """Encrypts what the codec `inner` writes (json); every key in `keys` reads, `primary` writes.
+    """Encrypts what `inner` (json) encodes: every key in `keys` decrypts, `primary` encrypts.
 
     To rotate: add a key and make it primary; remove the old one when its last record has expired.
 
@@ -118,7 +118,7 @@ def _checked(name: str, key: object) -> bytes:
     if not isinstance(key, bytes):
         # Unshown: whatever it is, it may be the key.
         raise ConfigError(
-            f"key {name!r} must be bytes, not {type(key).__name__}; decode a text first, as with "
+            f"key {name!r} must be bytes, not {type(key).__name__}; decode a string first, as with "
             "base64.b64decode or bytes.fromhex"
         )
     if len(key) not in KEY_LENGTHS:

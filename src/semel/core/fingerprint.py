@@ -59,7 +59,7 @@ _DECIMAL_BITS = 2048
 
 
 def fingerprint(payload: object, secret: bytes | None = None) -> bytes:
-    """Digest a payload to 16 bytes; with a secret, nobody else can compute or guess it."""
+    """Digest a payload to 16 bytes; without the secret, a reader can't compute or guess it."""
     if isinstance(payload, _RAW_TYPES):
         return _digest(_RAW + bytes(payload), secret)
     return _digest(_JSON + _canonical_json(payload), secret)
@@ -220,7 +220,7 @@ def _object(value: Any) -> object:
     if hasattr(cls, "__attrs_attrs__"):
         names = [attribute.name for attribute in cls.__attrs_attrs__]
         return _fields(value, names, names)
-    raise Unsupported(f"{type_name(cls)} has no canonical form; give a payload of plain data")
+    raise Unsupported(f"{type_name(cls)} has no canonical form; pass a payload of plain data")
 
 
 def _model(value: Any) -> dict[str, object]:

@@ -86,11 +86,11 @@ NEXT: dict[State | None, dict[str, State | None]] = {
 
 
 def answer(stored: Record | None, request: Request[T], now: float) -> tuple[T, Record | None]:
-    """Judge any `request` about one record: its answer, and the record as it should become.
+    """Judge a `request` about one record: return its answer, and the record as it should become.
 
-    `stored` is the record that the store has, None if there is none; `now` is the time on the
-    store's clock. The very record that was given = nothing is to be written; None = it is to be
-    removed, or there was none. Requests about all records (`LISTINGS`) are not judged here.
+    `stored` is the record that the store has, or None; `now` is the time on the store's clock. If
+    the second value is `stored` itself, there is nothing to write. If it is None, remove the
+    record, or there was none. Requests about all records (`LISTINGS`) are not judged here.
     """
     judged: Any
     match request:
@@ -146,7 +146,7 @@ def claim(  # noqa: C901 - one line of the law is one branch
 
 
 def first_claim(request: ClaimRequest, now: float) -> tuple[Claim, Record]:
-    """Judge a claim of a key that nobody has ever used."""
+    """Judge a claim of a key that was never used."""
     return _claimed(None, request, now, fence_after=0)
 
 
@@ -222,7 +222,7 @@ def put(stored: Record | None, request: PutRequest, now: float) -> Record | None
 
 
 def adopt(stored: Record | None, request: AdoptRequest, now: float) -> Record | None:
-    """Give an abandoned attempt, held or not, to a resolver. None = there is nothing to resolve.
+    """Assign an abandoned attempt, held or not, to a resolver. None = there is nothing to resolve.
 
     The fence grows, so that a revived owner comes second everywhere; the number does not, because
     a resolver finds out what an attempt did and makes none of its own.

@@ -81,10 +81,10 @@ class KeyRules:
 
 
 def check_plain(name: str, function: object) -> None:
-    """Raise a `ConfigError` for an async function, whose result nobody would await."""
+    """Raise `ConfigError` for an async function, whose result would never be awaited."""
     called = (function, getattr(function, "__call__", None))  # noqa: B004 - of an object
     if any(map(inspect.iscoroutinefunction, called)):
-        raise ConfigError(f"{name} must be a plain function: nobody would await an async one")
+        raise ConfigError(f"{name} must be a plain function, not an async one")
 
 
 # --- keys from keys ----------------------------------------------------------------------
@@ -96,13 +96,13 @@ _DIGEST_MARK = ":%-"
 
 
 def derive_key(key: str, part: str) -> str:
-    """Make the key of one `part` of an operation from the `key` of the whole.
+    """Return the key of one `part` of an operation, made from the `key` of the whole.
 
     Examples:
         >>> derive_key("req-001", "item-A")
         'req-001:item-A'
 
-    `%` and `:` inside the part are escaped, so that two different pairs never give the same key.
+    `%` and `:` inside the part are escaped, so two different pairs never have the same key.
     """
     check_text("key", key)
     check_text("part of a derived key", part)
@@ -123,14 +123,14 @@ _RANDOM_BITS = 62
 
 
 class KeyGenerator:
-    """Makes new keys without any store, each with the name `app` in front if given.
+    """Creates keys without a store, each with the name `app` in front if you pass it.
 
     Examples:
         >>> KeyGenerator("shop").new()
         'shop-...'
 
-    The `style` "time" is UUID version 7: it sorts by the time it was made, which spares indexes.
-    The style "uuid" is UUID version 4: nothing but random.
+    The `style` "time" is UUID version 7: it sorts by time, which keeps indexes small.
+    The style "uuid" is UUID version 4, which is random.
     """
 
     __slots__ = ("_last", "_make", "_prefix")
@@ -146,7 +146,7 @@ class KeyGenerator:
         self._last = 0
 
     def new(self) -> str:
-        """Make a key that was never made before."""
+        """Return a new, unique key."""
         return f"{self._prefix}{self._make()}"
 
     def _time_ordered(self) -> uuid.UUID:
@@ -170,7 +170,7 @@ _generator = KeyGenerator()
 
 
 def new_key(app: str | None = None) -> str:
-    """Make a time-ordered key, with the application's name `app` in front if given.
+    """Return a new key that sorts by time, with the application's name `app` in front if passed.
 
     Examples:
         >>> new_key("shop")

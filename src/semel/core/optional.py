@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Needed:
     """Names the extra if an import inside fails: `with Needed("semel[flask]", by=__name__): ...`.
 
-    A package that an import misses is a `ModuleNotFoundError` still; where it is a setting that
+    A package that an import misses still raises `ModuleNotFoundError`; where it is a setting that
     asks for it, the caller says `ConfigError`.
     """
 

@@ -38,7 +38,7 @@ disk, must fit into that third: a shorter one is lost again and again while noth
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
 GUARD_WAIT = 0.3
-"""How long guard mode waits for a running attempt before it rejects, by default."""
+"""How long reject mode waits for a running attempt before it rejects, by default."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "duplicate": get_args(Duplicate),
@@ -285,7 +285,7 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one case per kind of
             return _codec(value)
         case "message":
             if value is not None and not isinstance(value, str):
-                raise _wrong(name, value, "a text or None")
+                raise _wrong(name, value, "a string or None")
         case "not_done":
             return _exception_types(value)
         case _:
@@ -297,7 +297,7 @@ def _checked(name: str, value: Any) -> Any:  # noqa: C901 - one case per kind of
 def _choice(name: str, value: Any) -> Any:
     if name == "failure" and callable(value):
         if inspect.iscoroutinefunction(value):
-            raise _wrong(name, value, "a plain function: nobody would await an async one")
+            raise _wrong(name, value, "a plain function, not an async one")
         return value
     if not isinstance(value, str) or value not in CHOICES[name]:
         choices = ", ".join(repr(choice) for choice in CHOICES[name])

@@ -87,7 +87,7 @@ def hex_digest(data: bytes) -> str:
 
 
 class State(enum.IntEnum):
-    """What is known of an operation. "Abandoned" is derived: PROCESSING with its lease past."""
+    """The state of an operation; an abandoned one is PROCESSING, and its lease has ended."""
 
     PROCESSING = 0
     SUCCEEDED = 1
@@ -99,24 +99,24 @@ PROCESSING, SUCCEEDED, FAILED = State
 
 
 class Identity(Struct, frozen=True, gc=False):
-    """Names one operation: what kind it is, and which one of that kind."""
+    """The scope and the key that identify one operation."""
 
     scope: str
     key: str
 
     @property
     def encoded(self) -> bytes:
-        """Length-prefixed, so that ("a:b", "c") and ("a", "b:c") can never meet."""
+        """Scope and key as bytes with lengths, so ("a:b", "c") and ("a", "b:c") differ."""
         return f"{len(self.scope)}:{self.scope}:{self.key}".encode()
 
     @property
     def digest(self) -> bytes:
-        """128 bits that stand for the identity where a short or secret-free name is needed."""
+        """The digest of scope and key, 128 bits, for a short name without secrets."""
         return hashlib.sha256(self.encoded).digest()[:16]
 
     @property
     def key_digest(self) -> str:
-        """The digest as errors, events, logs and the command line show it."""
+        """The digest as errors, events, logs, and the command line show it."""
         return self.digest.hex()
 
     # Events and records show it, and they are logged: a key may be a secret.
@@ -141,7 +141,7 @@ class Identity(Struct, frozen=True, gc=False):
 
 
 class Encoded(Struct, frozen=True, gc=False):
-    """Bytes together with the name of the codec that wrote them; stores never look inside."""
+    """Encoded bytes, and the name of the codec that wrote them; stores never decode them."""
 
     codec: str
     data: bytes
@@ -155,7 +155,7 @@ FAILURE = "failure"
 
 
 class Record(Struct, frozen=True, kw_only=True, gc=False):
-    """Everything stored about one identity, as read at `now` on the store's clock."""
+    """All that is stored about one identity, as read at `now` on the store's clock."""
 
     identity: Identity
     state: State
@@ -169,14 +169,14 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
     fingerprint: bytes | None = None
     superseded: tuple[bytes, ...] = ()
     lease_until: float | None = None
-    """Set while PROCESSING; in the past it means abandoned."""
+    """When the lease ends, while PROCESSING; in the past, the attempt is abandoned."""
     expires_at: float | None = None
-    """Set when the operation has ended; PROCESSING never expires."""
+    """When the record expires, once the operation has ended; PROCESSING never expires."""
     outcome: Encoded | None = None
     """The result of a success, or the description of a failure."""
     retryable: bool = False
     run_info: bytes = b""
-    """Who runs the attempt, as it was sent with the claim; only while PROCESSING, empty = unknown.
+    """Who runs the attempt, as sent with the claim, while PROCESSING; empty if unknown.
     `semel.core.run_info` reads it."""
 
     @property
@@ -186,31 +186,31 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def key(self) -> str:
-        """The operation's key."""
+        """The key of the operation."""
         return self.identity.key
 
     def derive(self, part: str, nth: int = 1) -> str:
         """Return the key that the attempts of this operation derive for a downstream call.
 
-        It is what `Attempt.derive(part)` returns, and with `nth` the n-th `derive_next(part)`: ask
-        the next system by this key what an attempt did. For a call that semel's HTTP clients sent,
-        `semel.http.part_of_call` returns the part.
+        `Attempt.derive(part)` returns the same, and with `nth` the n-th `derive_next(part)`. Ask
+        the downstream system by this key what an attempt did. For a call that semel's HTTP clients
+        sent, `semel.http.part_of_call` returns the part.
         """
         return self.identity.derive(part, nth)
 
     @property
     def abandoned(self) -> bool:
-        """PROCESSING, but its owner's lease has passed."""
+        """True if the attempt is PROCESSING and its lease has ended."""
         return self.lease_until is not None and self.lease_until <= self.now
 
     @property
     def abandoned_for(self) -> float:
-        """Seconds since its lease ended; 0 unless it is abandoned."""
+        """Seconds since the lease ended; 0 unless the attempt is abandoned."""
         return 0.0 if self.lease_until is None else max(0.0, self.now - self.lease_until)
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until it expires; None while PROCESSING."""
+        """Seconds until the record expires; None while PROCESSING."""
         return None if self.expires_at is None else max(0.0, self.expires_at - self.now)
 
 
@@ -219,7 +219,7 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
 
 @final
 class Claimed(Struct, frozen=True, gc=False):
-    """The caller owns the operation now and is the only one to run it."""
+    """The caller owns the operation now, and is the only one to run it."""
 
     number: int
     fence: int
@@ -236,7 +236,7 @@ class Finished(Struct, frozen=True, gc=False):
     number: int
     fence: int
     remaining: float
-    """Seconds the record is kept from now on."""
+    """Seconds until the record expires."""
 
 
 class Busy(Struct, frozen=True, gc=False):
@@ -244,7 +244,7 @@ class Busy(Struct, frozen=True, gc=False):
 
     retry_after: float
     owner: bytes | None = None
-    """Who runs it; None where that is not known."""
+    """The owner of the running attempt; None if it is unknown."""
 
 
 class Mismatch(Struct, frozen=True, gc=False):
@@ -255,7 +255,7 @@ class Mismatch(Struct, frozen=True, gc=False):
 
 
 class Abandoned(Struct, frozen=True, gc=False):
-    """An attempt was abandoned and the record is held: nobody knows whether it happened."""
+    """An attempt was abandoned and the record is held: it may have taken effect."""
 
     number: int
 
@@ -273,7 +273,7 @@ Claim: TypeAlias = Claimed | Finished | Busy | Mismatch | Abandoned | Exhausted
 
 
 class Request(Struct, Generic[AnswerT_co], frozen=True, gc=False):
-    """Something that a store answers, with a value of this type."""
+    """A request to a store, with the type of its answer."""
 
 
 class ClaimRequest(Request[Claim], frozen=True, gc=False):
@@ -284,13 +284,13 @@ class ClaimRequest(Request[Claim], frozen=True, gc=False):
     fingerprint: bytes | None
     lease: float
     ttl: float
-    """How long an abandoned record that may be taken over is kept (stores with key expiry)."""
+    """How long a store with key expiry keeps an abandoned record that may be taken over."""
     hold: bool = False
     replace: bool = False
     max_attempts: int | None = None
     run_info: bytes = b""
-    """Says who runs it, for operators; kept while PROCESSING, and not looked into by stores. They
-    reject more than `RUN_INFO_BYTES`: every call makes such a request, which should be quick."""
+    """Who runs the attempt, for operators; stores keep it while PROCESSING, and don't decode it.
+    They reject more than `RUN_INFO_BYTES`, because every call sends one."""
 
 
 class RenewRequest(Request[bool], frozen=True, gc=False):
@@ -300,7 +300,7 @@ class RenewRequest(Request[bool], frozen=True, gc=False):
     owner: bytes
     lease: float
     run_info: bytes | None = None
-    """Replaces what the claim sent; None keeps it."""
+    """The new run_info; None keeps that of the claim."""
 
     def __post_init__(self) -> None:
         if self.run_info is not None:
@@ -308,7 +308,7 @@ class RenewRequest(Request[bool], frozen=True, gc=False):
 
 
 def checked_run_info(run_info: bytes) -> bytes:
-    """Return what a record can keep; more is a ConfigError."""
+    """Return what a record can keep; more raises `ConfigError`."""
     if len(run_info) > RUN_INFO_BYTES:
         raise ConfigError(
             f"run_info has {len(run_info)} bytes, and a record keeps at most {RUN_INFO_BYTES}: "
@@ -385,14 +385,14 @@ class AdoptRequest(Request["Record | None"], frozen=True, gc=False):
 
 
 class Page(Struct, frozen=True):
-    """A part of a listing; pass `cursor` on to get the next one, None = that was all."""
+    """A page of a listing; pass `cursor` to get the next one. None: this was the last."""
 
     records: tuple[Record, ...]
     cursor: str | None
 
 
 class Counts(Struct, frozen=True):
-    """How many records there are, by what is known of them."""
+    """The number of records by state."""
 
     processing: int
     """Running, with a live lease."""
@@ -402,23 +402,23 @@ class Counts(Struct, frozen=True):
 
 
 class ScanRequest(Request[Page], frozen=True, gc=False):
-    """List records page by page. A page may be short; the one without a cursor is the last.
+    """List records page by page; a page may be short, and the last one has no cursor.
 
-    A record that cannot be read is left out, and a warning names it; it hides no other.
+    An unreadable record is left out, and a warning names it.
     """
 
     scope: str | None = None
-    """None = all but the audit trail."""
+    """The scope; None lists all but the audit trail."""
     prefix: str = ""
     """The beginning of the key."""
     state: State | None = None
     limit: int = 100
     """The most records of a page."""
     cursor: str | None = None
-    """That of the page before."""
+    """The cursor of the page before."""
 
     def covers(self, scope: str) -> bool:
-        """Tell whether records of this scope are asked for."""
+        """Return whether records of this scope are asked for."""
         return scope != AUDIT_SCOPE if self.scope is None else scope == self.scope
 
 
@@ -430,12 +430,12 @@ class StuckRequest(Request[list[Record]], frozen=True, gc=False):
 
 
 class PurgeRequest(Request[int], frozen=True, gc=False):
-    """Remove at most `limit` expired records; the answer says how many.
+    """Remove at most `limit` expired records; the answer is how many.
 
     Expired entries of the audit trail go too, once no other record is left that has expired; they
     are not counted.
 
-    With `abandoned_after`, also abandoned records that nobody holds and whose lease ended that many
+    With `abandoned_after`, also abandoned records that are not held and whose lease ended that many
     seconds ago. Live and held PROCESSING records are never removed.
     """
 

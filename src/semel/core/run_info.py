@@ -31,19 +31,19 @@ LARGEST_MOST: Final = 999_999
 
 
 class RunInfo(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Which process runs an attempt, and what its policy does with the outcome."""
+    """The process that runs an attempt, and what its policy does with the outcome."""
 
     by: str
-    """`host:pid`, or what `SEMEL_NAME` says."""
+    """The process: `host:pid`, or the value of `SEMEL_NAME`."""
     ttl: Annotated[float, Meta(gt=0, le=LONGEST)]
-    """Seconds for which the policy keeps a success or a final failure."""
+    """Seconds that the policy keeps a success or a final failure."""
     codec: str
-    """The name of the codec that writes the results; empty if it was too long to be kept."""
+    """The name of the codec that writes the results; empty if it was too long to keep."""
     why: str | None = None
-    """The type of the exception that parked the attempt; None = it was not parked.
+    """The type of the exception that parked the attempt, or None.
 
-    Or the response, as `answered with 502`, where that parked it; or `interrupted`, where the call
-    was gone before it could tell."""
+    Where a response parked it, `answered with 502`, for example. Where the call ended before it
+    could report, `interrupted`."""
     most: int | None = None
     """The `max_attempts` of the policy."""
 
@@ -84,7 +84,7 @@ def build(
 
 
 def read(stored: bytes) -> RunInfo | None:
-    """Read a `stored` run_info, as `build` wrote it; None where there is none, or another text."""
+    """Return a `stored` run_info, as `build` wrote it, or None if there is none or another text."""
     try:
         return _decode(stored)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -49,11 +49,11 @@ LENGTHS: Final[dict[str, float]] = {
 
 
 class Slot(Struct, frozen=True):
-    """A slot of time, in which a job runs once; its beginning and end are in UTC."""
+    """A slot of time in which a job runs once; its start and end are in UTC."""
 
     name: str
     start: datetime | None = None
-    """None where a function of your own names the slots."""
+    """The start, or None where your own function names the slots."""
     end: datetime | None = None
 
 
@@ -183,7 +183,7 @@ def _zone(tz: object) -> tzinfo:
 def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigError(
-            "once_per: the function must return the name of the slot, a text that is not empty; "
+            "once_per: the function must return the name of the slot, a string that is not empty; "
             f"got {name!r}"
         )
     return name

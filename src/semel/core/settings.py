@@ -369,7 +369,7 @@ _NO = ("0", "false", "no", "off")
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"must be a text, not {type(value).__name__}")
+        raise ConfigError(f"must be a string, not {type(value).__name__}")
     return value
 
 
@@ -443,7 +443,7 @@ def parse_duration(text: str) -> float:
     """Read `30`, `250ms`, `30s`, `10m`, `24h` or `7d` as seconds, if need be below 0."""
     parsed = _DURATION.fullmatch(text)
     if parsed is None:
-        raise ConfigError("must be seconds or a text such as 250ms, 30s, 10m, 24h, 7d")
+        raise ConfigError("must be seconds or a string such as 250ms, 30s, 10m, 24h, 7d")
     number, unit = parsed.groups()
     return float(number) * _UNITS[unit or "s"]
 

@@ -26,7 +26,7 @@ class AnswerCodec:
     def encode(self, value: object, context: bytes, hint: object = None) -> bytes:  # noqa: ARG002
         """Return the bytes as they are."""
         if not isinstance(value, bytes):
-            raise SerializationError(f"an answer is stored as bytes, not {type(value).__name__}")
+            raise SerializationError(f"a response is stored as bytes, not {type(value).__name__}")
         return value
 
     def decode(self, data: bytes, context: bytes, hint: object = None) -> object:  # noqa: ARG002
@@ -65,7 +65,7 @@ def unpack_answer(data: object) -> StoredAnswer:
     try:
         return _unpack_answer(data)  # type: ignore[arg-type]
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise SerializationError(f"the stored answer cannot be read: {error}") from error
+        raise SerializationError(f"the stored response cannot be read: {error}") from error
 
 
 # --- gRPC ----------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def unpack_message(data: object) -> StoredMessage:
     try:
         version, number, details, message, status_details = _unpack_message(data)  # type: ignore[arg-type]
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise SerializationError("the stored answer cannot be read") from error
+        raise SerializationError("the stored response cannot be read") from error
     if version != _VERSION or not 0 <= number < len(STATUS_CODES):
-        raise SerializationError(f"the stored answer has the format {version}, code {number}")
+        raise SerializationError(f"the stored response has the format {version}, code {number}")
     return StoredMessage(number, details, message, status_details)

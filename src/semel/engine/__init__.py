@@ -6,7 +6,7 @@
     runs          how one call is handled: claim, run, save
     facade        `Idempotency`: what users call
     marks, once, transactions    its further methods
-    colours       the few primitives in which threads and asyncio differ
+    `colours`    the few primitives in which threads and asyncio differ
 
 What waits is written for asyncio; `_sync` is generated from it (`make generate`).
 """

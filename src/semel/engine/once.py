@@ -38,7 +38,7 @@ I = TypeVar("I")  # noqa: E741 - the instance
 
 
 class AsyncOnce(Generic[P, R]):
-    """A function that runs once per key; made by `once`."""
+    """A function that runs once per key, created by `once`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class AsyncOnce(Generic[P, R]):
         mark_coroutine_function(self)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run once per key; a duplicate gets the first result."""
+        """Run the function once per key; a duplicate gets the first result."""
         plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
         runs = self._engine().internals
         call = self._prepared(runs, arguments, kwargs)
@@ -64,7 +64,7 @@ class AsyncOnce(Generic[P, R]):
         return result
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-        """Do what a call does, and tell whether the value was replayed."""
+        """Run like a call; return the value with its attempt, and whether it was replayed."""
         plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
         runs = self._engine().internals
         call = self._prepared(runs, arguments, kwargs)
@@ -73,19 +73,19 @@ class AsyncOnce(Generic[P, R]):
 
     @property
     def scope(self) -> str:
-        """The scope of its records: `scope=`, or the module and name of the function."""
+        """The scope of its records: `scope=`, or the function's module and name."""
         return self._plan.scope
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Give the key that a call with these arguments would use."""
+        """Return the key that a call with these arguments would use."""
         return self._plan.key_of(self._plan.arrived((*self._bound_to, *args), kwargs))
 
     async def forget(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Remove the record of a call with these arguments: the next one runs again."""
+        """Remove the record of a call with these arguments, so that the next one runs again."""
         return await self._engine().forget(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
     async def peek(self, *args: P.args, **kwargs: P.kwargs) -> Record | None:
-        """Read the record of a call with these arguments, without running anything."""
+        """Return the record of a call with these arguments, or None, without running anything."""
         return await self._engine().peek(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
     # Each kind is known by its first parameter. `self` is what a call takes, not Once[...]: there
@@ -132,7 +132,7 @@ class AsyncOnce(Generic[P, R]):
 
 
 class AsyncOnceDecorator:
-    """What `once(...)` gives: decorates one function."""
+    """The decorator that `once(...)` returns."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class AsyncOnceDecorator:
     def of(
         cls, engine: Callable[[], AsyncIdempotency], given: Any, *, key: KeySource, **options: Any
     ) -> Any:
-        """Tell the bare `@once` (given a function) from `@once("template", ...)`."""
+        """Distinguish the bare `@once` (given a function) from `@once("template", ...)`."""
         if given is None or isinstance(given, str):
             if given is not None and key is not None:
                 raise ConfigError("once was given two keys: the template and key=")

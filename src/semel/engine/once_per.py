@@ -48,7 +48,7 @@ I = TypeVar("I")  # noqa: E741 - the instance
 async def aio_run_unless_taken(
     runs: AsyncRuns, call: Call, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
 ) -> Attempt[T] | None:
-    """Run a function; None = it was done before, or it runs elsewhere and nobody waits longer."""
+    """Run a function; None = it was done before, or it runs elsewhere and the wait is over."""
     try:
         attempt = await runs.run(call, fn, *args, **kwargs)
     except (ConcurrentRequest, WaitTimeout) as error:
@@ -60,10 +60,10 @@ async def aio_run_unless_taken(
 
 
 class AsyncOncePer(Generic[P]):
-    """A function that runs once in each slot of time; made by `once_per`.
+    """A function that runs once in each slot of time, created by `once_per`.
 
-    A call returns True if the function ran, and False if it was done in this slot, or is running
-    elsewhere. What the function returns is not kept.
+    A call returns True if the function ran, and False if it was done in this slot or is running
+    elsewhere. semel doesn't keep what the function returns.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AsyncOncePer(Generic[P]):
         mark_coroutine_function(self)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Run, unless it was done in this slot or runs elsewhere; tell whether it ran."""
+        """Run, unless it was done in this slot or runs elsewhere; return whether it ran."""
         plan, arguments = self._plan, (*self._bound_to, *args)
         slot = self.slot()
         runs = self._engine().internals
@@ -97,24 +97,24 @@ class AsyncOncePer(Generic[P]):
         return await aio_run_unless_taken(runs, call, plan.fn, *arguments, **kwargs) is not None
 
     def slot(self) -> Slot:
-        """Return the slot that a call counts for now."""
+        """Return the slot that a call now counts for."""
         return self._timing.slot()
 
     @property
     def scope(self) -> str:
-        """The scope of its records: `scope=`, or the module and name of the function."""
+        """The scope of its records: `scope=`, or the function's module and name."""
         return self._plan.scope
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Give the key that a call with these arguments would use now."""
+        """Return the key that a call with these arguments would use now."""
         return self._key(self.slot(), (*self._bound_to, *args), kwargs)
 
     async def forget(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Remove the record of this slot: the next call runs again."""
+        """Remove the record of this slot, so that the next call runs again."""
         return await self._engine().forget(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
     async def peek(self, *args: P.args, **kwargs: P.kwargs) -> Record | None:
-        """Read the record of this slot, without running anything."""
+        """Return the record of this slot, or None, without running anything."""
         return await self._engine().peek(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
     # Each kind is known by its first parameter, as in `once`.
@@ -156,7 +156,7 @@ class AsyncOncePer(Generic[P]):
 
 
 class AsyncOncePerDecorator:
-    """What `once_per(...)` gives: decorates one function."""
+    """The decorator that `once_per(...)` returns."""
 
     def __init__(
         self,

@@ -295,7 +295,7 @@ class Outcomes(Generic[S]):
         return self.answered(call, finished, waited=waited, asked=True)
 
     def answered(self, call: Call, finished: Finished, *, waited: bool, asked: bool) -> Attempt:
-        """Give the result of a finished operation, which the rules permit.
+        """Return the result of a finished operation, which the rules permit.
 
         `asked` says that this call has asked the store: else the answer was known in this process.
         """
@@ -318,7 +318,7 @@ class Outcomes(Generic[S]):
         return Attempt(call.identity, finished.number, finished.fence, replayed=True, _result=value)
 
     def store_seconds(self, call: Call) -> float | None:
-        """How long a call has waited for the store, which it has asked; None = nobody measures."""
+        """How long a call has waited for the store, which it has asked; None = not measured."""
         return call.store_seconds if self.timed else None
 
     def reject(self, call: Call, error: IdempotencyError, number: int | None = None) -> NoReturn:
@@ -615,7 +615,7 @@ class SaveBackoff:
 def unwanted(request: ClaimRequest) -> ClaimRequest:
     """The claim that asks only for what its owner has already, or for a key that is free.
 
-    Nobody uses this claim, so it must not replace a result or take over an attempt. Its short lease
+    No call uses this claim, so it must not replace a result or an attempt. Its short lease
     frees the key if giving it back fails.
     """
     # max_attempts=0: even a record whose number is 0 must not be claimed.
@@ -623,7 +623,7 @@ def unwanted(request: ClaimRequest) -> ClaimRequest:
     return replace(request, lease=lease, hold=False, replace=False, max_attempts=0)
 
 
-GIVEN_BACK = encode_failure(InterruptedError("nobody waited for this claim any more"))
+GIVEN_BACK = encode_failure(InterruptedError("no caller waits for this claim anymore"))
 """The outcome of a claim that was given back before its function ran."""
 
 

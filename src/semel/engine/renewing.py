@@ -193,7 +193,7 @@ class AsyncRenewer:
         return True
 
     async def give_back(self, request: ClaimRequest) -> bool:
-        """Give back an unwanted claim, if it was granted; False = no answer."""
+        """Release an unwanted claim, if it was granted; False = no answer."""
         # Asking again shows it; a first command that comes late is rejected: its owner has ended.
         try:
             answer = await self._store.ask(unwanted(request))

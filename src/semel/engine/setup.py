@@ -201,7 +201,7 @@ class Setup:
         """Whether the store may know a payload by the fingerprint of an older secret."""
         self.disabled = settings.disabled
         if self.disabled:
-            events.logger.warning("idempotency is switched off by the settings: every call runs")
+            events.logger.warning("idempotency is disabled by the settings; every call runs")
         base_rules = resolve(*self.levels)
         # Responses that were stored before encryption was switched on are read by their own codecs.
         known = (AnswerCodec(), MessageCodec(), base_rules.codec, *codecs)
@@ -237,7 +237,7 @@ class Setup:
             raise ConfigError(f"{', '.join(self._sources)}: {error}") from error
 
     def rules(self, scope: str, *policies: Policy | None) -> Rules:
-        """Give the rules of a scope under these policies, the highest level first."""
+        """Return the rules of a scope under these policies, the highest level first."""
         try:
             rules = self._rules_of.get((scope if scope in self.scopes else None, policies))
         except TypeError:  # nothing that can be looked up
@@ -246,7 +246,7 @@ class Setup:
         return self._resolve(scope, policies) if rules is None else rules
 
     def policies_of(self, scope: str) -> tuple[Policy | None, ...]:
-        """Give the policies of a scope and of the engine, the highest level first."""
+        """Return the policies of a scope and of the engine, the highest level first."""
         return (*self.scopes.get(scope, ()), *self.levels)
 
     def _resolve(self, scope: str, policies: tuple[Policy | None, ...]) -> Rules:
@@ -323,7 +323,7 @@ class Setup:
             self._known_scopes.add(scope)
 
     def bypassing(self) -> bool:
-        """Tell whether calls run unprotected, by the settings or for this thread or task."""
+        """Return whether calls run unprotected, by the settings or for this thread or task."""
         return self.disabled or BYPASSED.get()
 
     def read(self, stored: Encoded | None, identity: Identity, hint: object) -> Any:
@@ -376,9 +376,7 @@ def check_options(
     for hook in hooks:
         if _is_async(hook):
             name = getattr(hook, "__qualname__", type(hook).__qualname__)
-            raise ConfigError(
-                f"hooks must be plain functions: nobody would await {name}, an async one"
-            )
+            raise ConfigError(f"hooks must be plain functions, and {name} is async")
     if not isinstance(codecs, Sequence) or any(isinstance(item, str) for item in codecs):
         raise ConfigError("codecs must be a sequence of codecs, beside those of the policies")
     for codec in codecs:

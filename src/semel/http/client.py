@@ -269,7 +269,7 @@ class Sending(Struct, eq=False):
 
 
 def may_succeed_later(status: int, asked: float | None) -> bool:
-    """Tell whether the same request may get another answer later.
+    """Return whether the same request may get another answer later.
 
     409 is "still running" only together with a time to come back; else it is final.
     """

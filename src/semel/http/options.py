@@ -240,16 +240,16 @@ def check_scope(value: object) -> str:
 
 
 def check_text(name: str, value: object) -> str | None:
-    """Accept only a text or None."""
+    """Accept only a string or None."""
     if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigError(f"{name} must be a text or None; got {value!r}")
+        raise ConfigError(f"{name} must be a string or None; got {value!r}")
     return value
 
 
 def check_texts(name: str, value: Sequence[str]) -> Sequence[str]:
     """Reject one text in the place of several."""
     if isinstance(value, str):
-        raise ConfigError(f"{name} must be a sequence of texts, such as [{value!r}]")
+        raise ConfigError(f"{name} must be a sequence of strings, such as [{value!r}]")
     return value
 
 

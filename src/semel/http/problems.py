@@ -53,12 +53,12 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
     ),
     "invalid_key": Problem(400, "Idempotency key invalid", "The idempotency key cannot be used."),
     "identity_missing": Problem(401, "Caller unknown", "The caller could not be identified."),
-    "body_too_large": Problem(413, "Body too large", "The body is larger than is accepted here."),
-    "body_incomplete": Problem(
-        400, "Body unreadable", "The body is not what the headers say of it."
+    "body_too_large": Problem(
+        413, "Body too large", "The body is larger than this server accepts."
     ),
+    "body_incomplete": Problem(400, "Body unreadable", "The body does not match its headers."),
     "unsupported_media_type": Problem(
-        415, "Content type not supported", "The body must have another content type here."
+        415, "Content type not supported", "This content type is not supported here."
     ),
     "invalid_path": Problem(400, "Path invalid", "The path has control characters."),
     "concurrent_request": Problem(
@@ -74,34 +74,34 @@ PROBLEMS: Final[Mapping[str, Problem]] = {
     "outcome_unknown": Problem(
         409,
         "Outcome unknown",
-        "Nobody knows yet whether an earlier request with this key took effect.",
+        "An earlier request with this key may have taken effect.",
     ),
     "previous_failure": Problem(
         409, "Request failed before", "An earlier request with this key failed for good."
     ),
     "attempts_exhausted": Problem(
-        409, "Too many attempts", "This request was tried as often as is permitted."
+        409, "Too many attempts", "This request has used all of its attempts."
     ),
     "lease_lost": Problem(
         409, "Request replaced", "Another request with this key took over.", retry=True
     ),
     "result_unavailable": Problem(
-        409, "Result unavailable", "This request was processed; its answer cannot be given again."
+        409, "Result unavailable", "This request was processed; its response is not available."
     ),
     "result_omitted": Problem(
-        200, "Result omitted", "This request was processed; its answer was too large to be kept."
+        200, "Result omitted", "This request was processed; its response was too large to keep."
     ),
     "store_error": Problem(
         503, "Temporarily unavailable", "Requests with a key cannot be processed now.", retry=True
     ),
     "retry_transaction": Problem(
-        503, "Temporarily unavailable", "The database asked for another try.", retry=True
+        503, "Temporarily unavailable", "The database asked to repeat this request.", retry=True
     ),
     "record_unreadable": Problem(
-        503, "Temporarily unavailable", "What is known of this key cannot be read."
+        503, "Temporarily unavailable", "The record of this key cannot be read."
     ),
     "value_rejected": Problem(
-        500, "Internal error", "What was to be kept of this request cannot be stored."
+        500, "Internal error", "The outcome of this request cannot be stored."
     ),
     "idempotency_error": Problem(
         500, "Internal error", "The request could not be processed under its key."
@@ -134,7 +134,7 @@ def checked_wordings(wordings: Mapping[str, Wording]) -> dict[str, Wording]:
             if name not in _FIELDS or not isinstance(value, kind):
                 raise ConfigError(
                     f"problem {code!r}: {name}={value!r} is not one of status (a number), "
-                    "title, detail, type (texts)"
+                    "title, detail, type (strings)"
                 )
     return dict(wordings)
 
@@ -147,7 +147,7 @@ def problem_of(error: IdempotencyError) -> tuple[str, str | None]:
 
 
 def _says_itself(error: IdempotencyError) -> bool:
-    """Tell whether a message is the application's own, or tells only what is wrong with a key."""
+    """Return whether a message is the application's own, or tells only what is wrong with a key."""
     if isinstance(error, ConcurrentRequest | DuplicateRequest):
         return error.text != type(error)().text  # the policy's message, in place of ours
     return isinstance(error, InvalidKey) and error.code == InvalidKey.code

@@ -141,7 +141,7 @@ def parse_key(header: str | Iterable[str] | None, *, strict: bool = False) -> st
     lines: list[Any] = [] if header is None else [*header] if several else [header]
     for line in lines:
         if not isinstance(line, str):
-            raise InvalidKey(f"the key's header must be a text, not {type(line).__name__}")
+            raise InvalidKey(f"the key's header must be a string, not {type(line).__name__}")
     key = key_of_lines(lines, strict=strict)
     if key is None:
         raise KeyMissing("This request needs an idempotency key.")
@@ -200,7 +200,7 @@ def key_pattern() -> str:
 def check_key(key: object) -> str:
     """Return a key that may be used: 1 to 255 printable ASCII characters."""
     if not isinstance(key, str):
-        raise InvalidKey(f"the key must be a text, not {type(key).__name__}")
+        raise InvalidKey(f"the key must be a string, not {type(key).__name__}")
     if not key:
         raise InvalidKey("the key is empty")
     if len(key) > MAX_KEY_LENGTH:
@@ -254,7 +254,7 @@ class StoredKeys:
         self._route = None if route is None else f"@{_escaped(route)}"
 
     def match(self, stored: str) -> bool:
-        """Tell whether a stored key is one of them."""
+        """Return whether a stored key is one of them."""
         before, _, key = stored.rpartition("/")
         if key != self._key:
             return stored == self.whole
@@ -305,7 +305,7 @@ def key_in_field(path: str, document: object) -> str:
         value = str(value)
     if not isinstance(value, str):
         raise InvalidKey(
-            f"the key comes from {path!r} of the body, which is no text or whole number there"
+            f"the key comes from {path!r} of the body, which is no string or whole number there"
         )
     return check_key(value)
 
@@ -341,7 +341,7 @@ _LAST: Final = (b"--", b"--\r\n")
 
 
 def fingerprint(request: Request, body: bytes, secret: bytes | None = None) -> bytes:
-    """Digest a request to 16 bytes; with a secret, nobody else can compute or guess it."""
+    """Digest a request to 16 bytes; without the secret, a reader can't compute or guess it."""
     types = request.headers.values(_CONTENT_TYPE)
     content_type = b", ".join(types)  # a second one may be the one that the application reads
     return digest((*method_and_path(request), request.query, *content(content_type, body)), secret)

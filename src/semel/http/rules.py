@@ -147,7 +147,7 @@ class RouteRules:
     # --- before the handler ----------------------------------------------------------------
 
     def concerns(self, method: str, endpoint: str) -> bool:
-        """Tell, for a decorator, whether requests of a method are protected.
+        """Return, for a decorator, whether requests of a method are protected.
 
         Changes that are made by another method are logged as unprotected, once for each endpoint.
         """
@@ -157,7 +157,7 @@ class RouteRules:
         if method in self._unprotected and (endpoint, method) not in self._logged_unprotected:
             self._logged_unprotected.add((endpoint, method))
             logger.warning(
-                "%s answers %s without protection: methods= does not name it; "
+                "%s handles %s without protection: methods= does not list it; "
                 "@idempotent(methods=%s) protects it",
                 endpoint,
                 method,
@@ -166,7 +166,7 @@ class RouteRules:
         return False
 
     def may_have_key(self, request: Request) -> bool:
-        """Tell, without the body, whether a request may have a key; one that is wrong counts."""
+        """Return, without the body, whether a request may have a key; one that is wrong counts."""
         for needs_body, find in self._sources:
             try:
                 if needs_body or find(request, None) is not None:
@@ -283,9 +283,9 @@ class RouteRules:
         if self._redirecting.setdefault(route, mine) is not mine:
             return  # logged before, perhaps by another thread at this moment
         logger.warning(
-            "%r answered a request that has a key with a redirect (%d). Redirects are not stored: "
+            "%r redirected a request that has a key (%d). Redirects are not stored: "
             "%s a retry with the same key runs again. If this redirect means that the operation is "
-            "done, %s, or give a function that looks where the redirect leads: "
+            "done, %s, or pass a function that looks where the redirect leads: "
             "stored=lambda status, headers: ...",
             route,
             status,
@@ -338,7 +338,7 @@ def known_tenant(tenant: object) -> str:
     if tenant is None or tenant == "":
         raise Rejected("identity_missing")
     if not isinstance(tenant, str):
-        raise ConfigError(f"tenant must give a text or None, not {type(tenant).__name__}")
+        raise ConfigError(f"tenant must return a string or None, not {type(tenant).__name__}")
     return tenant
 
 

@@ -88,7 +88,7 @@ class StoredRule(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, given: StoredStatuses | None) -> StoredRule:
-        """Check the option; what cannot be used is a ConfigError."""
+        """Check the option; an unusable value raises `ConfigError`."""
         if callable(given):
             check_function("stored", given)
             return cls(frozenset(), given, _sees_headers(given))
@@ -111,9 +111,7 @@ class StoredRule(msgspec.Struct, frozen=True):
             try:
                 choice = self._chosen(status, lines)
             except Exception:  # noqa: BLE001 - the effect is done, and its answer must go out
-                logger.exception(
-                    "the function that says which statuses are stored raised for %d", status
-                )
+                logger.exception("the function stored= raised for status %d", status)
         if choice == "unknown":
             return "unknown"
         if choice:
@@ -131,7 +129,7 @@ class StoredRule(msgspec.Struct, frozen=True):
 
 
 def check_function(name: str, value: Any) -> Any:
-    """Reject what cannot be called, and coroutines where nobody would await them."""
+    """Reject what cannot be called, and coroutines where they would not be awaited."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be a function; got {type(value).__name__}")
     if name != "tenant" and any(
@@ -142,7 +140,7 @@ def check_function(name: str, value: Any) -> Any:
 
 
 def _sees_headers(function: Callable[..., Any]) -> bool:
-    """Tell whether a function wants the headers: it names them, or needs a second argument."""
+    """Return whether a function wants the headers: it names them, or needs a second argument."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions that are written in C have none
@@ -166,7 +164,7 @@ def _nameable(status: object) -> int:
     if status in SUCCESSES:
         raise ConfigError(
             f"stored={status}: every 2xx is stored, so name only what is stored beside it; "
-            "to store fewer, give a function of the status"
+            "to store fewer, pass a function of the status"
         )
     if status in NEVER:
         raise ConfigError(
@@ -177,17 +175,17 @@ def _nameable(status: object) -> int:
         raise ConfigError(
             f"stored={status}: of the redirects only 303 can be named. With {status} the redirect "
             "to a login page would be stored like the one that means done, and every retry would "
-            "get it. Answer with 303 (See Other) where the operation is done, or give a function "
+            "get it. Answer with 303 (See Other) where the operation is done, or pass a function "
             "that looks where the redirect leads: stored=lambda status, headers: "
             f"status < 300 or (status == {status} and headers.get('location') == '/thanks')"
         )
     if status != SEE_OTHER and status not in _ERRORS:
-        raise ConfigError(f"stored={status}: this is not the status of a complete answer")
+        raise ConfigError(f"stored={status}: this is not the status of a complete response")
     return int(status)
 
 
 def is_event_stream(lines: Iterable[HeaderLine]) -> bool:
-    """Tell whether an answer is a stream of events, which has no end that could be waited for."""
+    """Return whether an answer is a stream of events, which has no end that could be waited for."""
     for name, value in lines:
         if name.lower() == b"content-type" and value.lower().startswith(_EVENT_STREAM):
             return True
@@ -241,5 +239,5 @@ def replay(stored: Answer, marker: bytes) -> Answer:
 
 
 def has_body(status: int) -> bool:
-    """Tell whether an answer with this status may have a body."""
+    """Return whether an answer with this status may have a body."""
     return status not in {204, 304} and status >= SUCCESSES.start

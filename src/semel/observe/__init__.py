@@ -26,10 +26,10 @@ __all__ = [
 
 
 def message_headers(part: str, header: str = "idempotency-key") -> dict[str, str]:
-    """Return the headers for a message that the running attempt sends; none while no attempt runs.
+    """Return the headers for a message that the running attempt sends; none if no attempt runs.
 
     `header` is the name of the header with the key. `part` names the message within the operation,
-    as in `Attempt.derive`: every attempt gives the same part the same key, so the consumer tells a
+    as in `Attempt.derive`: it has the same key on every attempt, so the consumer distinguishes a
     message sent twice from a second message.
     """
     attempt = current_attempt()
@@ -39,8 +39,8 @@ def message_headers(part: str, header: str = "idempotency-key") -> dict[str, str
 class KeyFilter(logging.Filter):
     """Adds `semel_scope`, `semel_key_digest` and `semel_attempt` to log records.
 
-    Add it to handlers: `handler.addFilter(KeyFilter())`. The raw key may be a secret; it is added
-    as `semel_key` only where asked for, and is `-` otherwise.
+    Add it to handlers: `handler.addFilter(KeyFilter())`. The raw key may be a secret, so
+    `semel_key` is `-` unless you ask for it.
     """
 
     def __init__(self, *, key: bool = False) -> None:
@@ -48,7 +48,7 @@ class KeyFilter(logging.Filter):
         self._key = key
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Mark the record; none is dropped."""
+        """Add the fields to the record, and keep every record."""
         attempt = current_attempt()
         record.semel_scope = "-" if attempt is None else attempt.scope
         record.semel_key_digest = "-" if attempt is None else attempt.identity.key_digest
@@ -72,7 +72,7 @@ _FIRST_WORD = re.compile(r"\s*[A-Za-z]+(?=\s)")
 
 
 def sql_comment() -> str:
-    """Return the comment of the running attempt; empty while none runs."""
+    """Return the SQL comment of the running attempt, or "" if none runs."""
     attempt = current_attempt()
     if attempt is None:
         return ""
@@ -81,7 +81,7 @@ def sql_comment() -> str:
 
 
 def commented(sql: str) -> str:
-    """Put the comment of the running attempt into the statement `sql`, behind its first word.
+    """Return the statement `sql` with the running attempt's comment behind its first word.
 
     Drivers look at both ends of a statement (PyMySQL for bulk inserts, sqlite3 for transactions),
     and lists of running statements show only its beginning.

@@ -30,9 +30,9 @@ SIZE_BUCKETS: Final = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 
 
 class OpenTelemetryHook:
-    """A hook that measures what happens, and describes it in the span of the caller.
+    """A hook that records metrics and adds events to the caller's span.
 
-    `meter_provider` is the global one unless given, which may be set later than this hook is made.
+    `meter_provider` defaults to the global one, which you can set after you create this hook.
 
     Examples:
         >>> with Idempotency("memory://", hooks=[OpenTelemetryHook()]) as engine:

@@ -94,7 +94,7 @@ _UP = "semel_store_up", "Whether the store answered when it was last asked what 
 
 
 def prometheus_hook(registry: CollectorRegistry = REGISTRY) -> Hook:
-    """Return a hook that exports what happens in this process; one for all engines of a registry.
+    """Return a hook that exports this process's metrics; use one for all engines of a registry.
 
     It is a `Tally` that `registry` reads. In multi-process mode (`PROMETHEUS_MULTIPROC_DIR` is
     set), where a registry sees the counters of one process only, it writes plain counters, which
@@ -114,20 +114,20 @@ def prometheus_hook(registry: CollectorRegistry = REGISTRY) -> Hook:
 
 
 class TallyCollector:
-    """Shows a `tally` to a registry: `registry.register(TallyCollector(tally))`.
+    """Exports a `tally` to a registry: `registry.register(TallyCollector(tally))`.
 
-    `prometheus_hook()` does that, and knows of multi-process mode.
+    `prometheus_hook()` does that, and supports multi-process mode.
     """
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
 
     def describe(self) -> Iterable[Metric]:
-        """Name the metrics, for the registry."""
+        """Return the metrics without values, for the registry."""
         return _families()
 
     def collect(self) -> Iterable[Metric]:
-        """Read the tally."""
+        """Return the metrics of the tally."""
         totals = self._tally.totals()
         happened, run, store, stored = families = _families()
         for scope, counts in totals.events.items():
@@ -188,17 +188,18 @@ class _PlainCounters:
 
 
 class StuckCollector:
-    """Shows what is stuck in a store: `StuckCollector(idem, registry=REGISTRY)`.
+    """Exports what is stuck in a store: `StuckCollector(idem, registry=REGISTRY)`.
 
-    `store` is an engine or a store for threads. It is asked when Prometheus reads the metrics, but
-    at most once in `every` seconds; in between, the last answer is shown. It is asked for abandoned
-    records alone, which every store finds without looking at the others. A store that has not
-    answered after 5 seconds is shown as down, until it does.
+    `store` is an engine or a store for threads. The collector asks it when Prometheus reads the
+    metrics, at most once in `every` seconds, and shows the last values in between. It asks only for
+    abandoned records, which every store finds without reading the others. It shows a store that
+    does not respond within 5 seconds as down.
 
-    A registry takes one collector. A process with several stores gives it all of them by name:
-    `StuckCollector({"payments": idem, "orders": other})`. The metrics then have the label `store`.
+    A registry takes one collector; a second one raises `ConfigError`. If a process has several
+    stores, pass all of them by name: `StuckCollector({"payments": idem, "orders": other})`. The
+    metrics then have the label `store`.
 
-    With `registry` the collector is registered there; `registry.register(collector)` does the same.
+    With `registry` the collector registers itself; `registry.register(collector)` does the same.
 
     Examples:
         >>> with Idempotency("memory://") as engine, Idempotency("memory://") as other:
@@ -222,11 +223,11 @@ class StuckCollector:
         _register(self, registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Name the metrics, for the registry; this asks nothing."""
+        """Return the metrics without values, for the registry; this asks no store."""
         return _stuck_families(self._stores)
 
     def collect(self) -> Iterable[Metric]:
-        """Ask the stores, if it is time to, and show what is stuck."""
+        """Return the metrics, and ask the stores if it is time to."""
         asked = [store for store in self._stores.values() if store.due()]
         for store in asked:
             store.start()
@@ -239,10 +240,10 @@ class StuckCollector:
 class AsyncStuckCollector:
     """A `StuckCollector` whose `store` is an engine or a store for asyncio: `update()` asks it.
 
-    prometheus_client awaits nothing, so await `update()` before you let it write the metrics. An
-    answer that is older than four times `every` is not shown.
+    prometheus_client awaits nothing, so await `update()` before it writes the metrics. Values older
+    than four times `every` are not shown.
 
-    Among several stores by name, some may be engines or stores for threads: a thread asks them.
+    Of several stores by name, some can be engines or stores for threads: a thread asks them.
 
     Examples:
         >>> stuck = AsyncStuckCollector(idem)
@@ -278,11 +279,11 @@ class AsyncStuckCollector:
         await asyncio.gather(*(store.ask_async() for store in due))
 
     def describe(self) -> Iterable[Metric]:
-        """Name the metrics, for the registry."""
+        """Return the metrics without values, for the registry."""
         return _stuck_families(self._stores)
 
     def collect(self) -> Iterable[Metric]:
-        """Show what was stuck at the last update."""
+        """Return the metrics of the last update."""
         return _shown(self._stores)
 
 
@@ -297,7 +298,7 @@ def _named(given: T | Mapping[str, T], collector: str) -> dict[_Name, T]:
         raise ConfigError(f"{collector} needs a store")
     for name in given:
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"{collector}: the name of a store is a text, not {name!r}")
+            raise ConfigError(f"{collector}: the name of a store is a string, not {name!r}")
     return {(name,): store for name, store in given.items()}
 
 
@@ -336,7 +337,7 @@ class _Answers:
 
     def __init__(self, store: Store | AsyncStore, name: _Name, every: Duration) -> None:
         if StuckRequest in store.unsupported:
-            raise ConfigError(f"{type(store).__name__} does not tell what is stuck")
+            raise ConfigError(f"{type(store).__name__} can't list what is stuck")
         self._name = name
         self._every = seconds("every", every)
         self._next = -math.inf
@@ -374,7 +375,7 @@ class _Answers:
     def failed(self, error: IdempotencyError) -> None:
         """The store did not answer: what is stuck is not known."""
         which = " ".join(("the store", *self._name))
-        logger.warning("%s was asked what is stuck, and failed: %s", which, error)
+        logger.warning("%s could not list what is stuck: %s", which, error)
         self._last = _Answer(monotonic(), up=False)
 
     def recent(self) -> _Answer | None:

@@ -12,7 +12,7 @@ with Needed("semel[sqlalchemy]", by=__name__):
 
 
 def comment_sql(engine: Any) -> None:
-    """Comment the statements of an `engine`, async or not, with the attempt that runs them."""
+    """Add the running attempt as a comment to each statement of an `engine`, async or not."""
     # An AsyncEngine has its events on the engine inside.
     target = getattr(engine, "sync_engine", engine)
     if not event.contains(target, "before_cursor_execute", _comment):

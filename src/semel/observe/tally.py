@@ -43,39 +43,39 @@ STORE_BUCKETS: Final = (
 
 
 class Histogram(Struct, frozen=True):
-    """How many values were at most as large as each of the bounds, and what they add up to."""
+    """The number of values in each bucket, and their sum."""
 
     bounds: tuple[float, ...]
-    """The upper bounds, ascending; a last bucket without a bound follows."""
+    """The upper bounds of the buckets, ascending; the last bucket has none."""
     counts: tuple[int, ...]
-    """How many values are in each bucket and in no smaller one; one more than there are bounds."""
+    """The number of values in each bucket, without those of smaller ones."""
     sum: float
 
     @property
     def count(self) -> int:
-        """How many values there are."""
+        """The number of values."""
         return sum(self.counts)
 
     def cumulative(self) -> tuple[int, ...]:
-        """Count the values of each bucket with those of all smaller ones, as Prometheus does."""
+        """Return the number of values in each bucket and all smaller ones, as Prometheus counts."""
         return tuple(accumulate(self.counts))
 
 
 class Totals(Struct, frozen=True):
-    """What a tally has counted since the process began, by scope."""
+    """The counts of a tally since the process began, by scope."""
 
     events: dict[str, dict[str, int]]
-    """How often each event happened: `events["payments"]["Replayed"]`."""
+    """The number of each event: `events["payments"]["Replayed"]`."""
     run_seconds: dict[str, Histogram]
-    """How long runs took whose result is stored, from before the claim until after the save."""
+    """Seconds that stored runs took, from before the claim until after the save."""
     store_seconds: dict[str, Histogram]
-    """How long calls waited for the store: those that ran, and replays that asked it."""
+    """Seconds that calls waited for the store: those that ran, and replays that asked it."""
     result_bytes: dict[str, int]
-    """How many bytes of results were stored."""
+    """Bytes of stored results."""
 
 
 class Tally:
-    """A hook that counts events, for exporters and for `totals()`; one for any number of engines.
+    """A hook that counts the events of any number of engines, for exporters and `totals()`.
 
     Examples:
         >>> tally = Tally()
@@ -116,7 +116,7 @@ class Tally:
                 counted.store_sum += asked
 
     def totals(self) -> Totals:
-        """Read all that was counted, at one moment."""
+        """Return all counts at one moment."""
         notice_fork()
         with self._counted.lock:
             # Copies: a signal handler may begin a scope, or an event, while this reads.

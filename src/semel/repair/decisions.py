@@ -8,8 +8,8 @@ which has an entry before anything is decided, is in `audit`.
 Event
 └── Decision            who decided, when, on which record
     ├── Resolved        the outcome is stored
-    ├── Overtaken       it was decided, but somebody else wrote the outcome first
-    ├── Unresolved      nobody knows yet, or no resolver is registered for the scope
+    ├── Overtaken       it was decided, but another process wrote the outcome first
+    ├── Unresolved      not known yet, or no resolver is registered for the scope
     │   └── ResolverFailed   ... because the resolver itself failed
     └── GaveUp          asked as often as allowed; a person has to decide
 """
@@ -35,25 +35,25 @@ from semel.events import Event
 
 
 class Succeeded(Struct, frozen=True):
-    """It happened; duplicates get this value from now on.
+    """The operation took effect, and duplicates get this value.
 
-    It is the result of a function, an `HttpAnswer` or a `GrpcAnswer`, as the record needs it.
+    The value is the result of a function, an `HttpAnswer`, or a `GrpcAnswer`, as the record needs.
     """
 
     value: object = None
 
 
 class Failed(Struct, frozen=True):
-    """It did not happen, and no longer can."""
+    """The operation did not take effect, and no longer can."""
 
     error: str
-    """What later callers get as the message of the failure."""
+    """The message of the failure that later callers get."""
     retryable: bool
     """True: the same payload may run again. False: later callers get `PreviousFailure`."""
 
 
 class Unknown(Struct, frozen=True):
-    """It is not known, or not yet: the attempt stays abandoned, and held if it was."""
+    """The outcome is unknown, or not known yet; the attempt stays abandoned, and held if it was."""
 
     reason: str = ""
 
@@ -73,28 +73,28 @@ Verdict: TypeAlias = Literal["succeeded", "failed", "retryable"]
 
 
 class Decision(Event, frozen=True, kw_only=True):
-    """Somebody decided about an abandoned attempt."""
+    """What was decided about an abandoned attempt."""
 
     fence: int
     by: str
-    """Who: a name, the host and the process."""
+    """Who decided: a name, the host, and the process."""
     at: float
-    """When, on the store's clock."""
+    """The time, on the store's clock."""
 
 
 class Resolved(Decision, frozen=True, kw_only=True):
-    """The outcome of an abandoned attempt was found out, and is stored."""
+    """The outcome of an abandoned attempt is known and stored."""
 
     level = logging.INFO
     verdict: Verdict
     kept_until: float
-    """How long at least, on the store's clock; a call after that runs again."""
+    """When the outcome expires at the earliest, on the store's clock; a later call runs again."""
     reason: str | None = None
-    """Why, if one was given."""
+    """The reason, if there is one."""
 
 
 class Overtaken(Decision, frozen=True, kw_only=True):
-    """Somebody else wrote the outcome first; this decision was refused."""
+    """Another process wrote the outcome first; this decision was rejected."""
 
     level = logging.WARNING
     verdict: Verdict
@@ -102,22 +102,22 @@ class Overtaken(Decision, frozen=True, kw_only=True):
 
 
 class Unresolved(Decision, frozen=True, kw_only=True):
-    """Nobody knows yet what happened; the attempt stays abandoned, and held if it was."""
+    """The outcome is not known yet; the attempt stays abandoned, and held if it was."""
 
     level = logging.WARNING
     reason: str
     tries: int
-    """How often its resolver was asked; 0 when there is none."""
+    """How often its resolver ran; 0 if there is none."""
 
 
 class ResolverFailed(Unresolved, frozen=True, kw_only=True):
-    """The resolver itself failed; `reason` is the type of its error."""
+    """The resolver failed; `reason` is the type of its error."""
 
     level = logging.ERROR
 
 
 class GaveUp(Decision, frozen=True, kw_only=True):
-    """The resolver was asked as often as allowed; a person has to decide."""
+    """The resolver ran as often as allowed; a person has to decide."""
 
     level = logging.ERROR
     tries: int
@@ -171,14 +171,14 @@ _SEPARATORS: Final = frozenset(' "=')
 class AuditFile:
     """Appends one line of JSON for each decision to the file at `path`.
 
-    Several processes may share the file.
+    Several processes can share the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
 
     def __call__(self, decision: Decision) -> None:
-        """Write the entry with one append, so that lines of two processes never mix."""
+        """Append the entry in one write, so that lines of two processes never mix."""
         line = msgspec.json.encode(entry(decision)) + b"\n"
         with self._path.open("ab", buffering=0) as file:
             file.write(line)

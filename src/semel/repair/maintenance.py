@@ -30,7 +30,7 @@ from semel.stores.urls import split_url, whole_number
 from semel.sync import Idempotency
 
 ALERT_AFTER = 300.0
-"""Seconds after which an abandoned attempt is worth waking somebody."""
+"""Seconds after which an abandoned attempt is worth waking a person."""
 
 BATCH = 50
 """Records of one transaction: so few that a claim behind it waits for about one more commit."""
@@ -41,22 +41,22 @@ PAUSE = 0.01
 
 
 class Health(Struct, frozen=True):
-    """What a monitor wants to know."""
+    """The health of a store, for a monitor."""
 
     counts: Counts
     oldest: float | None
-    """Seconds since the oldest abandoned attempt was abandoned; None = nothing is stuck.
+    """Seconds since the oldest stuck attempt was abandoned; None if nothing is stuck.
 
-    Resolvers that found nothing out do not make it younger.
+    A resolver that returned `Unknown` doesn't make it younger.
     """
     alert: bool
-    """Something has been stuck for too long."""
+    """True if an attempt has been stuck for too long."""
 
 
 async def health_async(place: Any, *, alert_after: Duration = ALERT_AFTER) -> Health:
-    """Look at the store of a `place`: an engine, a store or a URL (None: from the settings).
+    """Return the health of a store; `place` is an engine, a store, a URL, or None (the settings).
 
-    The answer has an alert when something has been stuck for `alert_after` seconds.
+    `alert` is True if an attempt has been stuck for `alert_after` seconds.
 
     Examples:
         >>> found = await health_async(idem)
@@ -82,16 +82,17 @@ async def purge_async(
     reason: str | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> int:
-    """Remove expired records, `batch` at a time; returns how many were removed.
+    """Remove expired records, `batch` at a time, and return how many.
 
-    `place` is an engine, a store or a URL; None: what the settings say. With `abandoned_after`,
-    also attempts abandoned that long ago which nobody holds. Live and held records are never
-    removed. After each batch it rests for `pause`, or for as long as the batch took if that is
+    `place` is an engine, a store, a URL, or None (the settings). With `abandoned_after`, also
+    remove attempts that are not held and were abandoned that long ago. Running and held records
+    always stay. After each batch it rests for `pause`, or for as long as the batch took if that is
     longer; with a `pause` of 0 it never rests. It ends with the first batch that is not full, or
-    after `max_seconds`. `progress` is called after each batch, with how many were removed so far.
+    after `max_seconds`. semel calls `progress` after each batch with the number so far.
 
-    `name` and `reason` are who purges, and why: the audit trail has an entry first, and without it
-    nothing is removed. Its entries of more than 400 days ago are removed too, and not counted.
+    `name` and `reason` are who purges, and why. semel writes an entry to the audit trail first; if
+    it can't, it removes nothing. It also removes entries older than 400 days, and doesn't count
+    them.
 
     Examples:
         >>> await purge_async(idem)
@@ -132,11 +133,11 @@ async def forget_finished_async(
     reason: str | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> int:
-    """Forget the finished records of a `scope` that ended `older_than` ago; returns how many.
+    """Remove the finished records of a `scope` that ended `older_than` ago, and return how many.
 
     The next call with one of their keys runs again. Running, abandoned, and held records stay.
-    `place`, `batch`, `pause`, `name`, `reason`, and `progress` are those of `purge`. The audit
-    trail has an entry first, and without it nothing is removed.
+    `place`, `batch`, `pause`, `name`, `reason`, and `progress` are those of `purge`. semel writes
+    an entry to the audit trail first; if it can't, it removes nothing.
 
     Examples:
         >>> await forget_finished_async(idem, "orders.pay", older_than=30 * 86400)

@@ -55,35 +55,35 @@ PAGE = 500
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What one run did."""
+    """The result of one run of a reconciler."""
 
     decisions: tuple[Decision, ...] = ()
     moved_on: int = 0
-    """Records that had ended, or had an owner again, before they could be adopted."""
+    """Records that had ended or had an owner again before the reconciler could adopt them."""
     errors: int = 0
-    """Records that the store could not give or take; the next run tries them again."""
+    """Records that could not be read or written; the next run repeats them."""
     waiting: int = 0
-    """Records that this reconciler leaves to a person, and that nobody has decided yet."""
+    """Records that this reconciler leaves to a person, and that are not decided yet."""
 
     @property
     def resolved(self) -> int:
-        """How many outcomes were stored."""
+        """The number of outcomes that were stored."""
         return sum(isinstance(decision, Resolved) for decision in self.decisions)
 
 
 class AsyncReconciler:
-    """Finds abandoned attempts and lets the resolver of their scope say what became of them.
+    """Runs the resolver of each scope over stuck attempts, and stores what they decide.
 
-    Use it with `async with` to run in a task every `every` seconds, or call `run_once()` from a
-    job of your own. Any number of reconcilers may work on one store.
-    Resolvers may be async; plain functions run in threads.
+    Use it with `async with` to run in a task every `every` seconds, or call `run_once()` from your
+    own job. Any number of reconcilers can work on one store. Resolvers can be async; plain
+    functions run in threads.
 
-    `idempotency` is an engine, a store object or a URL (None: from the settings), and `resolvers`
-    has a function for each scope. An attempt is looked at when it has been abandoned for
-    `older_than` seconds. After an unknown outcome it is asked again, first after `backoff` seconds,
-    `max_tries` times in all. A resolver has `lease` seconds. `name` and `reason` say who decides,
-    and why: the audit trail in the store has an entry first, for each run that looks into records
-    and for each decision. `audit` is where decisions are written, too, instead of the log.
+    `idempotency` is an engine, a store, a URL, or None (the settings), and `resolvers` maps a
+    scope to a function of the record. A resolver runs when an attempt has been abandoned for
+    `older_than` seconds, and has `lease` seconds. After `Unknown` it runs again, first after
+    `backoff` seconds, `max_tries` times in all. `name` and `reason` say who decides, and why:
+    semel writes an entry to the audit trail before each run and each decision. `audit` gets the
+    decisions instead of the log.
 
     Examples:
         >>> reconciler = AsyncReconciler(idem, {"payments": lambda record: Succeeded("ch_42")})
@@ -124,24 +124,24 @@ class AsyncReconciler:
         self._stops = 0
 
     async def run_once(self, *, full: bool = False) -> Report:
-        """Look once; `full` reads every running record instead of asking what is stuck."""
+        """Run once and return a report; `full` reads every running record instead of an index."""
         stops = self._stops
         return await self._run(lambda: self._stops != stops, full=full)
 
     def start(self) -> None:
-        """Look now, and again and again, in a task of its own."""
+        """Run now and then every `every` seconds, in a task."""
         self._background.start(self._look)
 
     async def stop(self) -> None:
-        """Look no more; only the record that is being resolved is finished first.
+        """Stop after the record in hand.
 
-        That holds for a `run_once()` in progress too; a later one looks again.
+        That holds for a `run_once()` in progress, too; a later one runs again.
         """
         self._stops += 1
         await self._background.stop()
 
     async def close(self) -> None:
-        """Stop, and close what was opened here."""
+        """Stop, and close what the reconciler opened."""
         await self.stop()
         if self._own is not None:
             await self._own.close()
@@ -150,7 +150,7 @@ class AsyncReconciler:
         """Look once, whatever comes of it; returns seconds until the next look."""
         ran = await aio_caught(self._run, stopped)
         if isinstance(ran, Raised):
-            logger.error("a reconciliation failed; it is tried again", exc_info=ran.error)
+            logger.error("reconciliation failed; it will be repeated", exc_info=ran.error)
         # Many processes that start together should not all look together.
         return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
@@ -341,7 +341,11 @@ class AsyncReconciliation:
         """Ask the resolver; one that fails does not know."""
         answer = await aio_caught(aio_consult, self._resolvers[record.scope], record)
         if isinstance(answer, Raised):
-            logger.error("the resolver of %s failed", record.scope, exc_info=answer.error)
+            logger.error(
+                "resolver of %s failed; the attempt stays unresolved",
+                record.scope,
+                exc_info=answer.error,
+            )
             return Unanswered(type(answer.error).__name__)
         if isinstance(answer, Unknown):
             return answer
@@ -381,7 +385,7 @@ def _ignore(_: str) -> None:
 
 
 class Unanswered(Unknown, frozen=True):
-    """The resolver failed: nobody knows, and somebody should look at it."""
+    """The resolver failed: the outcome is unknown, and a person should look at it."""
 
 
 def checked_resolvers(resolvers: object, *, asynchronous: bool) -> dict[str, AsyncResolver]:
@@ -427,7 +431,7 @@ class OpenCases:
         return [identity for identity, case in self._open.items() if case.again_at <= now]
 
     def is_ready(self, record: Record, now: float) -> bool:
-        """Tell whether a record is new here, or its time has come."""
+        """Return whether a record is new here, or its time has come."""
         case = self._case(record)
         return case is None or case.again_at <= now
 
@@ -461,7 +465,7 @@ class OpenCases:
         del self._open[identity]
 
     def is_over(self, record: Record | None) -> bool:
-        """Tell whether there is nothing left to decide: decided, gone, or another attempt."""
+        """Return whether there is nothing left to decide: decided, gone, or another attempt."""
         return record is None or record.state is not State.PROCESSING or self._case(record) is None
 
     def waiting(self) -> list[Identity]:
@@ -516,7 +520,7 @@ class AsyncBackground(ForkAware):
                     continue
                 return
         except BaseException:
-            logger.exception("the reconciler's task ended; start() starts it again")
+            logger.exception("reconciler task ended by an error; start() starts it again")
             raise
 
 
@@ -561,7 +565,7 @@ class Background(ForkAware):
             while not stopping.wait(step(stopping.is_set)):
                 pass
         except BaseException:
-            logger.exception("the reconciler's thread ended; start() starts it again")
+            logger.exception("reconciler thread ended by an error; start() starts it again")
             raise
 
 

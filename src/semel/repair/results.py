@@ -70,10 +70,10 @@ from semel.http.storing import NEVER, has_body, kept_lines
 
 
 class HttpAnswer(Struct, frozen=True):
-    """The answer to an HTTP request: later requests with its key get exactly this.
+    """The response to an HTTP request: later requests with its key get exactly this.
 
-    Header lines are kept in their order, with names in lower case, as servers for asyncio need
-    them. Lines that are never stored, such as `Set-Cookie`, are rejected.
+    Header lines stay in their order, with names in lower case, as ASGI servers need them. Lines
+    that are never stored, such as `Set-Cookie`, raise `ConfigError`.
 
     Examples:
         >>> created = HttpAnswer(201, {"Location": "/orders/7"}, b'{"id": 7}')
@@ -84,11 +84,11 @@ class HttpAnswer(Struct, frozen=True):
     status: int
     headers: Mapping[str, str] | Sequence[tuple[str, str]] = ()
     body: bytes | None = b""
-    """None in a stored answer: it was too large to be kept."""
+    """The body; None in a stored response that was too large to keep."""
 
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:
-        """The header lines as pairs, however they were given."""
+        """The header lines as pairs."""
         given = self.headers
         return tuple(given.items() if isinstance(given, Mapping) else given)
 
@@ -103,9 +103,9 @@ class GrpcAnswer(Struct, frozen=True):
     """
 
     message: bytes | None
-    """The protobuf message, serialized; None in a stored answer: it is an error, or too large."""
+    """The serialized protobuf message; None in a stored error, or one that was too large."""
     code: str = "OK"
-    """Only OK can be given; a stored answer may have another one."""
+    """The status code: OK, or another one in a stored response."""
     details: str = ""
 
 
@@ -116,29 +116,29 @@ _MARKER: Final = frozenset({b"idempotent-replayed"})
 def _pack_http(answer: HttpAnswer) -> bytes:
     status, body = answer.status, answer.body
     if isinstance(status, bool) or not isinstance(status, int) or status not in _COMPLETE:
-        raise ConfigError(f"status must be that of a complete answer, 200 to 599; got {status!r}")
+        raise ConfigError(f"status must be that of a complete response, 200 to 599; got {status!r}")
     if status in NEVER:
         raise ConfigError(
-            f"an answer with status {status} is never stored: it says something about the caller "
+            f"a response with status {status} is never stored: it says something about the caller "
             "or the moment, not about the operation, and every retry would get it"
         )
     if not isinstance(body, bytes):
-        raise ConfigError(f"body must be bytes, not {type(body).__name__}; encode a text first")
+        raise ConfigError(f"body must be bytes, not {type(body).__name__}; encode a string first")
     if body and not has_body(status):
-        raise ConfigError(f"an answer with status {status} has no body: leave it out")
+        raise ConfigError(f"a response with status {status} has no body: leave it out")
     return pack_answer(StoredAnswer(status, _checked_lines(answer), body))
 
 
 def _checked_lines(answer: HttpAnswer) -> tuple[tuple[bytes, bytes], ...]:
     if not isinstance(answer.headers, Mapping | Sequence) or not all(map(_is_pair, answer.lines)):
-        raise ConfigError('headers must be pairs of texts, such as {"Location": "/orders/7"}')
+        raise ConfigError('headers must be pairs of strings, such as {"Location": "/orders/7"}')
     lines = tuple(_line(name, value) for name, value in answer.lines)
     kept = kept_lines(lines, _MARKER)
     for line in lines:
         if line not in kept:
             raise ConfigError(
                 f"the header {line[0].decode()} is never stored: it is secret, belongs to one "
-                "connection, or is written anew for every answer. Leave it out"
+                "connection, or is written anew for every response. Leave it out"
             )
     return kept
 
@@ -261,9 +261,9 @@ def _codec_for(kind: Kind, named: str | None, usual: Codec, codecs: Mapping[str,
 
 
 class PlainValue(Struct, frozen=True):
-    """The result of a function as plain data: texts, numbers, lists and dicts.
+    """The result of a function as plain data: strings, numbers, lists, and dicts.
 
-    What these have no form for is a dict with a tag under `$`. A decimal number is
+    Anything else is a dict with a tag under `$`. A decimal number is
     `{"$": "decimal", "v": "9.90"}`, and an object has its class under `t` and its fields under `v`.
     `semel resolve --succeeded` takes the same form.
     """
@@ -272,20 +272,20 @@ class PlainValue(Struct, frozen=True):
 
 
 class NotKept(Struct, frozen=True):
-    """It succeeded, but its result was not kept."""
+    """A success whose result was not kept."""
 
     reason: str
 
 
 class StoredFailure(Struct, frozen=True):
-    """It failed."""
+    """A stored failure."""
 
     type_name: str
     message: str
 
 
 class Unreadable(Struct, frozen=True):
-    """Bytes that cannot be read here: encrypted, damaged, or of an unknown codec."""
+    """Bytes that can't be read here: encrypted, damaged, or of an unknown codec."""
 
     codec: str
     data: bytes
@@ -297,9 +297,9 @@ ReadableResult: TypeAlias = (
 
 
 def read_result(stored: Encoded) -> ReadableResult:
-    """Read what is `stored` as the result of a record (`record.outcome`), whatever it is.
+    """Return the result that is `stored` in a record (`record.outcome`), in a readable form.
 
-    Nothing is imported, no object of a class is made, and nothing is raised.
+    It imports nothing, creates no object of your classes, and raises nothing.
 
     Examples:
         >>> idem.execute("order:42", lambda: {"charge": "ch_42"})
@@ -370,7 +370,7 @@ class StoredObject:
 
 
 def read_shown(tree: Tree) -> ShownValue:
-    """Read a result in the form that `PlainValue` has; what no codec writes is a ConfigError."""
+    """Read a result in the form that `PlainValue` has; another one raises `ConfigError`."""
     try:
         return ShownValue(Reader(_TAGS, None).value(tree))
     except Exception as error:
@@ -438,7 +438,7 @@ def in_form_of(tree: Tree, model: Tree, tag: str | None = None) -> Tree:
 
 
 def _paired(items: list[Tree], model: list[Tree], tag: str | None) -> Iterable[tuple[Tree, Tree]]:
-    """Give each item that of the similar call whose form it has: a tuple's by its position."""
+    """Pair each item with that of the similar call whose form it has: a tuple's by its position."""
     if tag == _TUPLE and len(items) == len(model):
         return zip(items, model, strict=True)
     return ((item, model[0]) for item in items if model)

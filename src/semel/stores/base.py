@@ -77,68 +77,68 @@ T = TypeVar("T")
 
 
 class AsyncStore(ABC):
-    """A store for asyncio. `send` and `close` are a store's own; the rest stands on them.
+    """A store for asyncio: implement `send` and `close`; the other methods use them.
 
     An `identity` is a scope and a key. An `owner` is the random id of one attempt. `lease` and
-    `ttl` are seconds from now: how long an attempt runs unless renewed, and how long what has ended
-    is kept. `result` and `error` are bytes that a store does not look into. Methods for many take
-    requests (`asks`) or `identities`.
+    `ttl` are seconds from now: how long a claim lasts without a renewal, and how long a finished
+    record is kept. `result` and `error` are bytes that a store doesn't decode. Methods for many
+    take requests (`asks`) or `identities`.
     """
 
     unsupported: frozenset[type[Request[Any]]] = frozenset()
-    """Kinds of requests that this store does not answer: of `LISTINGS`, and `AdoptRequest`."""
+    """The requests that this store doesn't support: of `LISTINGS`, and `AdoptRequest`."""
 
     path: str | None = None
-    """The absolute path of the file that has the records; None = they are in no file here."""
+    """The absolute path of the file that has the records, or None."""
 
     @abstractmethod
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
-        """Answer `requests`, in their order; the error of a single one is its answer.
+        """Return the answers to `requests`, in order; the answer to a failed one is its error.
 
-        A store sends them in one round trip and one commit where it can.
+        A store sends them in one round trip and one commit if it can.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Release what this store opened itself."""
+        """Close what this store opened."""
 
     async def migrate(self) -> int | None:
-        """Create the tables, or bring them up to date, and return their version; safe to repeat.
+        """Create or upgrade the tables and return their version; you can repeat it.
 
-        None: this store needs no tables.
+        Return None if this store needs no tables.
         """
         return None
 
     def ask(self, request: Request[T]) -> Awaitable[T]:
-        """Answer one `request`; an error is raised. Any awaitable may be returned, as a future."""
+        """Return the answer to one `request`, as any awaitable, or raise its error."""
         return self._ask(request)
 
     async def _ask(self, request: Request[T]) -> T:
         if type(request) in self.unsupported:
             kind = type(request).__name__
-            raise ConfigError(f"{type(self).__name__} does not answer a {kind}")
+            raise ConfigError(f"{type(self).__name__} does not support {kind}")
         return _answer_or_raise((await self.send((request,)))[0])
 
     # --- about one record ----------------------------------------------------------------
 
     def claim(self, ask: ClaimRequest) -> Awaitable[Claim]:
-        """Ask to run the operation; the answer to `ask` says who may, and what is known."""
+        """Claim the operation; the answer to `ask` says who may run it, and what is known."""
         return self.ask(ask)
 
     async def renew(
         self, identity: Identity, owner: bytes, lease: float, run_info: bytes | None = None
     ) -> bool:
-        """Extend the lease from now; 0 parks the attempt (abandoned from now on).
+        """Extend the lease from now; 0 parks the attempt, which is abandoned from now on.
 
-        A lease below 0 parks it too, as abandoned that long ago: a resolver that found nothing out
-        gives the attempt back with its age. `run_info` replaces that of the claim; None keeps it.
+        A lease below 0 parks it as abandoned that long ago: a resolver that returned `Unknown`
+        releases the attempt with its age. `run_info` replaces that of the claim; None keeps it.
         """
         return await self.ask(RenewRequest(identity, owner, lease, run_info))
 
     def complete(
         self, identity: Identity, owner: bytes, result: Encoded, ttl: float
     ) -> Awaitable[bool]:
-        """Store the success of this owner's attempt; False when it was replaced."""
+        """Store the success of this owner's attempt; return False if another one replaced it."""
         return self.ask(CompleteRequest(identity, owner, result, ttl))
 
     async def fail(
@@ -152,18 +152,18 @@ class AsyncStore(ABC):
         ttl: float,
         ran: bool = True,
     ) -> bool:
-        """Store the failure of this owner's attempt; False when it was replaced.
+        """Store the failure of this owner's attempt; return False if another one replaced it.
 
         A `retryable` one may be claimed again, and with `keep_fingerprint` only by its payload.
-        With ran=False the function was never called: the record's number is lowered by one, so that
-        the next claim has the number that this one had. The fence stays.
+        With ran=False the function was never called: the record's number goes down by one, so the
+        next claim has the number that this one had. The fence stays.
         """
         return await self.ask(
             FailRequest(identity, owner, error, retryable, keep_fingerprint, ttl, ran)
         )
 
     async def get(self, identity: Identity) -> Record | None:
-        """Read the record; expired is absent."""
+        """Return the record, or None if there is none or it has expired."""
         return await self.ask(GetRequest(identity))
 
     async def put(self, identity: Identity, result: Encoded, ttl: float, *, owner: bytes) -> bool:
@@ -171,29 +171,29 @@ class AsyncStore(ABC):
         return await self.ask(PutRequest(identity, owner, result, ttl))
 
     async def touch(self, identity: Identity, ttl: float) -> bool:
-        """Keep a finished record for `ttl` from now; False when there is none.
+        """Keep a finished record for `ttl` from now; return False if there is none.
 
-        Kept for 0, it is absent at once: so it is removed where what runs must stay.
+        With 0, it is absent at once. That removes a finished record, and never a running one.
         """
         return await self.ask(TouchRequest(identity, ttl))
 
     async def forget(self, identity: Identity) -> bool:
-        """Remove the record, whatever its state; False when there was none."""
+        """Remove the record in any state; return False if there was none."""
         return await self.ask(ForgetRequest(identity))
 
     async def adopt(self, identity: Identity, owner: bytes, lease: float) -> Record | None:
-        """Make a resolver the owner of an abandoned attempt, held or not; None = nothing to do."""
+        """Make a resolver the owner of an abandoned attempt, held or not; None if there is none."""
         return await self.ask(AdoptRequest(identity, owner, lease))
 
     # --- about many ----------------------------------------------------------------------
 
     async def get_many(self, identities: Sequence[Identity]) -> list[Record | None]:
-        """`get` for each; the first error is raised."""
+        """Return what `get` returns for each; raise the first error."""
         answers = await self.send([GetRequest(each) for each in identities])
         return [_answer_or_raise(answer) for answer in answers]
 
     async def forget_many(self, identities: Sequence[Identity]) -> list[bool]:
-        """`forget` for each; the first error is raised."""
+        """Return what `forget` returns for each; raise the first error."""
         answers = await self.send([ForgetRequest(each) for each in identities])
         return [_answer_or_raise(answer) for answer in answers]
 
@@ -208,10 +208,10 @@ class AsyncStore(ABC):
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page:
-        """List records page by page; `prefix` is the beginning of the key. A page may be short.
+        """List records page by page; a page may be short.
 
-        `scope` and `state` leave out all others, `limit` is the most records of a page, and
-        `cursor` that of the page before.
+        `scope`, `state`, and `prefix` (the beginning of the key) select records, `limit` is the
+        most records of a page, and `cursor` is that of the page before.
         """
         return await self.ask(ScanRequest(scope, prefix, state, limit, cursor))
 
@@ -223,9 +223,9 @@ class AsyncStore(ABC):
         return await self.ask(StuckRequest(older_than, limit))
 
     async def purge(self, *, limit: int = 1000, abandoned_after: float | None = None) -> int:
-        """Remove at most `limit` expired records; returns how many went.
+        """Remove at most `limit` expired records, and return how many.
 
-        With `abandoned_after`, also abandoned records that nobody holds and whose lease ended
+        With `abandoned_after`, also abandoned records that are not held and whose lease ended
         that many seconds ago.
         """
         return await self.ask(PurgeRequest(limit, abandoned_after))
@@ -239,30 +239,30 @@ class AsyncStore(ABC):
     def watch(self, identity: Identity) -> AbstractContextManager[AsyncWatch] | None:
         """Listen for the end of an identity's running attempt while the `with` block lasts.
 
-        None = this store sends no wake-ups, and a waiting caller polls. One that does notes in the
-        record that a claim was answered Busy; what ends or parks such a record sends a wake-up. So
-        a waiter watches, then claims again, then waits. Entering sends a request at most, and
-        leaving neither waits nor fails.
+        Return None if this store sends no wake-ups, so that waiting calls poll. A store that does
+        notes in the record that a claim was answered Busy, and sends a wake-up when that record
+        ends or is parked. So a waiting call watches, then claims again, then waits. Entering sends
+        at most one request, and leaving neither waits nor fails.
         """
         del identity
         return None
 
     def server_of(self, identity: Identity) -> Hashable:
-        """Name the server that has the record of an `identity`; None = there is only one.
+        """Return the server that has the record of an `identity`, or None if there is only one.
 
-        It sends nothing. Of a store on several servers each may hang while the others answer, so
-        leases on different servers are renewed independently of each other.
+        It sends nothing. One of several servers may hang while the others respond, so semel renews
+        leases on different servers independently.
         """
         del identity
         return None
 
     async def diagnose(self) -> list[str]:
-        """Say what in its server's settings endangers the records, in sentences, if it can tell."""
+        """Return sentences about server settings that endanger the records."""
         return []
 
 
 class AsyncWatch(Protocol):
-    """Listens for one record's end. It never raises: without a listener it only sleeps."""
+    """Listens for the end of one record; never raises, and without a listener only sleeps."""
 
     def pause(self, planned: float) -> float:
         """How long to wait at most before the store is asked again, where polling would `planned`.
@@ -289,14 +289,14 @@ def _answer_or_raise(answer: T | StoreError) -> T:
 
 @runtime_checkable
 class Migrating(Protocol):
-    """A store whose tables are made by migrations, for threads alone: a command runs them."""
+    """A store for threads whose tables `semel migrate` creates."""
 
     def migrate(self) -> int:
-        """Make the table or bring it up to date, and return its version; safe to repeat."""
+        """Create or upgrade the table and return its version; you can repeat it."""
         ...
 
     def migration(self) -> str:
-        """Write what `migrate` runs on an empty database, for a person to read and run."""
+        """Return the SQL that `migrate` runs on an empty database."""
         ...
 
 

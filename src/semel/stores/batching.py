@@ -1,6 +1,6 @@
 """What stores for asyncio share: batches of requests, and the event loop that a store belongs to.
 
-Many tasks, one request: claims and completes that come while a batch is away leave together. For
+Many tasks, one request: claims and completes that come while a batch is out leave together. For
 stores that can answer many members in one round trip and one commit:
 
     batcher = AsyncBatcher(ask, send)            # the store's own ways to answer one, and many
@@ -13,15 +13,15 @@ The rules of a queue (claims have one, and completes another):
   sent ahead of the others, but in a batch with those that come in the same turn of the event loop.
 - A batch that is not full waits one turn of the loop for more members, and at most `MOST_TURNS`
   while each turn brings some: the loop is busy then, and larger batches leave it more time.
-- One batch is away at a time (beside a call that went straight through, and members that are
+- One batch is out at a time (beside a call that went straight through, and members that are
   asked for alone), and the next one fills meanwhile. There is no timer.
 - What has to go in several batches is spread evenly over them.
 - An identity is in a batch once; another request for it comes with a later batch.
 - Each member has its own answer. What a batch cannot tell (`ALONE`), and every member of a batch
-  that failed, is asked for again alone; only a store that is away is not asked again for each.
-- A batch that learns that the store is away says so to those that wait for the next ones: one
+  that failed, is asked for again alone; only an unreachable store is not asked again for each.
+- A batch that finds the store unreachable says so to those that wait for the next ones: one
   search after another would take longer than each of them may wait.
-- A cancelled caller is free at once; what was sent for it is done, and its answer is dropped. It is
+- A canceled caller is free at once; what was sent for it is done, and its answer is dropped. It is
   not sent again; and what its owner sends next, to give back what it may have got, comes after it.
 """
 
@@ -88,11 +88,11 @@ Send: TypeAlias = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
 class AsyncBatcher:
-    """Lets the claims and the completes of many tasks leave together; other requests go straight.
+    """Sends the claims and the completes of many tasks in batches; other requests go straight.
 
-    `ask` is the store's way to answer one request, `send` the one to answer many of a kind, which
-    may also answer `ALONE`: ask for this member by itself. A batch has at most `most_members`, and
-    ends with the member that makes it larger than `most_bytes`.
+    `ask` answers one request, and `send` answers many of a kind; it can also answer `ALONE`, so
+    that this member is asked by itself. A batch has at most `most_members`, and ends with the
+    member that makes it larger than `most_bytes`.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class AsyncBatcher:
 
     # A coroutine: a queue counts what is under way, so a call that nobody awaits must not begin.
     async def ask(self, request: records.Request[T]) -> T:
-        """Answer one `request`."""
+        """Return the answer to one `request`."""
         if isinstance(request, ClaimRequest):
             return cast("T", await self._claims.ask(request))
         if isinstance(request, CompleteRequest):
@@ -118,7 +118,7 @@ class AsyncBatcher:
         return cast("T", await self._ask(request))
 
     async def close(self) -> None:
-        """Reject those that wait, and let what is away come back."""
+        """Reject requests that wait, and wait for batches that are out."""
         await self._claims.close()
         await self._completes.close()
 
@@ -200,7 +200,7 @@ class RequestQueue(ForkAware):
                 batch = []  # each has its answer, or is asked for alone
         finally:
             self._sender = None
-            for member in batch:  # only if this task itself was cancelled
+            for member in batch:  # only if this task itself was canceled
                 member.fail(StoreUnavailable(_INTERRUPTED))
             self._reject(_INTERRUPTED)
 
@@ -254,10 +254,10 @@ class RequestQueue(ForkAware):
         else:
             member.succeed(answer)
         finally:
-            member.fail(StoreUnavailable(_INTERRUPTED))  # has an answer, but if this was cancelled
+            member.fail(StoreUnavailable(_INTERRUPTED))  # has an answer, but if this was canceled
 
     async def close(self) -> None:
-        """Reject those that wait, and let what is away come back."""
+        """Reject requests that wait, and wait for batches that are out."""
         notice_fork()
         self._closed = True
         self._reject("the store was closed")
@@ -284,16 +284,16 @@ class Member(Struct, eq=False):
 
     @property
     def gone(self) -> bool:
-        """Whether its caller was cancelled before it left."""
+        """Whether its caller was canceled before it left."""
         return self.answer.done()
 
     def succeed(self, answer: object) -> None:
-        """Tell the caller, if it still waits."""
+        """Wake the caller, if it still waits."""
         if not self.answer.done():
             self.answer.set_result(answer)
 
     def fail(self, error: Exception) -> None:
-        """Tell the caller, if it still waits."""
+        """Wake the caller, if it still waits."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
@@ -313,7 +313,7 @@ class Waiting(Protocol):
 
     @property
     def gone(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether no call waits for the answer anymore."""
         ...
 
 
@@ -458,5 +458,5 @@ class AsyncSlots:
         return self
 
     def give(self, _slot: object) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         self._free.release()

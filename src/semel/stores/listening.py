@@ -40,7 +40,7 @@ CLEANUP: Final = 1.0
 """Seconds after which subscriptions that are no longer needed are ended."""
 
 LINGER: Final = 10.0
-"""Seconds after which a connection on which nobody waits any more is closed."""
+"""Seconds after which a connection on which no call waits anymore is closed."""
 
 CLOSING: Final = 1.0
 """Seconds that closing waits for the thread; one that still connects ends by itself."""
@@ -229,7 +229,7 @@ class Backoff:
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         if not self._logged:
             self._logged = True
-            log.warning("no wake-ups from %s, waiting calls poll: %s", self._where, error)
+            log.warning("no wake-ups from %s; waiting calls poll: %s", self._where, error)
 
     def succeeded(self) -> None:
         """Listening works."""
@@ -343,7 +343,7 @@ class Listener(_Listener[Subscriber, Watch]):
     """The connection on which the threads of a process listen to one server.
 
     Its thread connects, too, so that no caller waits for a server that does not answer. It ends,
-    and the connection with it, when nobody has waited for a while.
+    and the connection with it, when no call has waited for a while.
     """
 
     def __init__(self, new_subscriber: Callable[[], Subscriber] | None, where: str) -> None:
@@ -519,7 +519,7 @@ class AsyncListener(_Listener[AsyncSubscriber, AsyncWatch]):
     """The connection on which the tasks of a loop listen to one server.
 
     A task connects, so that no caller waits for a server that does not answer. The connection ends
-    when nobody has waited for a while.
+    when no call has waited for a while.
     """
 
     def __init__(self, new_subscriber: Callable[[], AsyncSubscriber] | None, where: str) -> None:

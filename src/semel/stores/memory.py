@@ -105,7 +105,7 @@ class MemoryStore(Store, ForkAware):
     """A store for threads.
 
     Holds at most `max_records`. When it is full, records that have expired go first, and
-    abandoned ones that nobody holds once their ttl has passed too; then, with
+    abandoned ones that are not held once their ttl has passed too; then, with
     `evict="finished"`, the record that ended first; else a new key is rejected with `StoreFull`
     before anything runs. Keys that exist are always served.
     """
@@ -196,7 +196,7 @@ class MemoryStore(Store, ForkAware):
             and not (self._evict_finished and self._records.drop_oldest_finished())
         ):
             raise StoreFull(
-                f"the memory store holds {self._records.room} records and none may go: "
+                f"the memory store holds {self._records.room} records and can remove none: "
                 "raise max_records, shorten the ttl, or ask for evict=finished"
             )
         self._records.place(record, ttl)
@@ -436,7 +436,7 @@ class Records:
         return record.lease_until + self._ttls[record.identity]
 
     def _first_look_at(self, record: Record) -> float | None:
-        """Tell when to see whether a running one may go: before it may.
+        """Return when to see whether a running one may go: before it may.
 
         It will most likely end, and then go sooner than it may now: with one early look at it,
         its end needs no place of its own on the agenda.

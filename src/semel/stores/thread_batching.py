@@ -1,4 +1,4 @@
-"""Many threads, one request: claims and completes that come while a batch is away leave together.
+"""Many threads, one request: claims and completes that come while a batch is out leave together.
 
 The counterpart of `batching`, for stores for threads:
 
@@ -8,18 +8,18 @@ The counterpart of `batching`, for stores for threads:
 The rules of a queue (claims have one, and completes another):
 
 - While the queue is idle, up to `STRAIGHT` calls bypass it, each in its caller's thread.
-- The caller that comes then leads a batch, in its own thread. While a batch is away, no call goes
+- The caller that comes then leads a batch, in its own thread. While a batch is out, no call goes
   straight, and the next batch fills: it leaves when the one before it is back, or beside it when
   it has `FULL` members. The first of those that wait leads it; the others sleep. It takes them when
   its thread is awake, so that those that came meanwhile leave with it.
-- Nobody waits for a call that went straight, which a lock may hold up, only for batches, which wait
+- No call waits for one that went straight, which a lock may hold up, only for batches, which wait
   for no lock. There is no thread of its own, and no timer.
 - What `batching` says of members, identities, answers and errors holds here, too.
 - A caller that an exception interrupts while it waits leaves, and nothing is sent for it. If its
   request was sent, it waits for the answer, which the store's own time limit bounds: what its owner
   sends next, to give back what it may have got, comes after it.
 - A leader that an exception interrupts (a signal handler's, say) raises it, and its followers ask
-  for themselves. So that nobody is left behind, what a thread changes here is changed in one step,
+  for themselves. So that no call is left behind, what a thread changes here is changed in one step,
   or done again by that thread before the exception leaves.
 """
 
@@ -52,7 +52,7 @@ STRAIGHT: Final = 8
 costs more in waiting on a distant one."""
 
 BATCHES: Final = 2
-"""Batches of a queue that are away at once; the second one leaves when it has `FULL` members."""
+"""Batches of a queue that are out at once; the second one leaves when it has `FULL` members."""
 
 FULL: Final = 6
 """Well below half of 16 threads, so that these have two batches away all the time: with 8 they had
@@ -66,11 +66,11 @@ T = TypeVar("T")
 
 
 class Batcher:
-    """Lets the claims and the completes of many threads leave together; other requests go straight.
+    """Sends the claims and the completes of many threads in batches; other requests go straight.
 
-    `ask` is the store's way to answer one request, `send` the one to answer many of a kind, which
-    may also answer `ALONE`: ask for this member by itself. A batch has at most `most_members`, and
-    ends with the member that makes it larger than `most_bytes`.
+    `ask` answers one request, and `send` answers many of a kind; it can also answer `ALONE`, so
+    that this member is asked by itself. A batch has at most `most_members`, and ends with the
+    member that makes it larger than `most_bytes`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Batcher:
         self._ask = ask
 
     def ask(self, request: records.Request[T]) -> T:
-        """Answer one `request`."""
+        """Return the answer to one `request`."""
         if isinstance(request, ClaimRequest):
             return cast("T", self._claims.ask(request))
         if isinstance(request, CompleteRequest):
@@ -95,7 +95,7 @@ class Batcher:
         return cast("T", self._ask(request))
 
     def close(self) -> None:
-        """Reject those that wait; what is away comes back."""
+        """Reject requests that wait; batches that are out come back."""
         self._claims.close()
         self._completes.close()
 
@@ -105,7 +105,7 @@ MOST_SLOTS: Final = 1 << 16
 
 
 class Slot:
-    """The right to be one of a limited number. One that nobody holds any more returns by itself.
+    """The right to be one of a limited number. One that no call holds anymore returns by itself.
 
     So none is lost when an exception of a signal handler strikes between taking and giving.
     """
@@ -144,7 +144,7 @@ class Slots(ForkAware):
         self.get: Callable[..., Slot] = self._free.get
         """Take a slot (`block=`, `timeout=`); raises `queue.Empty`."""
         self.give: Callable[[Any], None] = self._free.put
-        """Give a slot back."""
+        """Release a slot."""
 
 
 class Turn:
@@ -204,7 +204,7 @@ class ThreadQueue(ForkAware, ABC, Generic[W]):
         self.mutex = threading.Lock()
         self.waiting = self._empty.without()
         self.leaders: frozenset[W] = frozenset()
-        """Those that lead a batch, or were appointed to. While somebody waits, there is one."""
+        """Those that lead a batch, or were appointed to. While a call waits, there is one."""
 
     @abstractmethod
     def serve(self, leader: W) -> None:

@@ -86,7 +86,7 @@ def open_store(
     timeout: float = DEFAULT_TIMEOUT,
     **options: Any,
 ) -> Store:
-    """Open the store of a `url` for threads; it connects on first use.
+    """Open the store at `url` for threads; it connects at the first use.
 
     `prefix` stands in front of all names in the store. `timeout` bounds each store call in seconds;
     further options go to the store itself. With `behind`, a URL or a store, Redis only stands in
@@ -110,7 +110,7 @@ def open_async_store(
     timeout: float = DEFAULT_TIMEOUT,
     **options: Any,
 ) -> AsyncStore:
-    """Open the store of a `url` for asyncio; it connects on first use.
+    """Open the store at `url` for asyncio; it connects at the first use.
 
     `behind`, `prefix`, `timeout` and further options are those of `open_store`.
 

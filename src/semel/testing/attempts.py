@@ -31,10 +31,10 @@ def crash(
     payload: object = UNSET,
     policy: Policy | None = None,
 ) -> Record:
-    """Run `fn` as an attempt whose process dies before it stores an outcome; returns the record.
+    """Run `fn` as an attempt whose process dies before it stores an outcome; return the record.
 
-    The record is left as a killed process leaves it once its lease has ended: abandoned, and held
-    if the policy says so. `idempotency` is an engine; `key`, `scope`, `payload`, and `policy` are
+    The record is as a killed process leaves it after its lease has ended: abandoned, and held if
+    the policy says so. `idempotency` is an engine; `key`, `scope`, `payload`, and `policy` are
     those of its `execute`. For a decorated function, pass `pay.key_for(...)`, `scope=pay.scope`,
     its policy, and a dict of the arguments that it compares as `payload`; `fn` calls the
     undecorated function, `pay.__wrapped__`. What `fn` raises reaches the caller.
@@ -63,7 +63,7 @@ async def crash_async(
     payload: object = UNSET,
     policy: Policy | None = None,
 ) -> Record:
-    """Do what `crash` does, with an engine for asyncio.
+    """Run `fn` like `crash`, with an engine for asyncio.
 
     `idempotency`, `key`, `fn`, `scope`, `payload`, and `policy` are those of `crash`.
     """
@@ -116,7 +116,7 @@ def _left(record: Record | None) -> Record:
 
 
 class RecordedEvents(list[Event]):
-    """Events in the order in which they came; `record_events` fills it."""
+    """The recorded events, in their order."""
 
     def of(self, kind: type[E], *, scope: str | None = None) -> list[E]:
         """Return the events of a `kind`, such as `Replayed`, of one `scope` if given."""
@@ -127,7 +127,7 @@ class RecordedEvents(list[Event]):
 def record_events(idempotency: Idempotency | AsyncIdempotency) -> Iterator[RecordedEvents]:
     """Record the events of an engine, `idempotency`, while the block runs.
 
-    Its hooks are called as before.
+    semel calls its hooks as before.
 
     Examples:
         >>> with record_events(idem) as events:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class StoreDriver(Store):
-    """A `Store` in front of a `store` of either kind."""
+    """Drives a `store` of either kind as a `Store` for threads."""
 
     def __init__(self, store: Store | AsyncStore) -> None:
         # An async store answers the same requests with awaitables, which `_finish` resolves.
@@ -33,7 +33,7 @@ class StoreDriver(Store):
         self.unsupported = store.unsupported
 
     def offers(self, kind: type[Request[Any]]) -> bool:
-        """Whether the store answers requests of a `kind`, such as `AdoptRequest`."""
+        """Return whether the store supports requests of a `kind`, such as `AdoptRequest`."""
         return kind not in self.unsupported
 
     def ask(self, request: Request[T]) -> T:
@@ -53,7 +53,7 @@ class StoreDriver(Store):
             self._runner.close()
 
     def race(self, requests: Sequence[Request[T]], *, apart: float = 0.0) -> list[T]:
-        """Send all `requests` at the same moment, each from a thread or task of its own.
+        """Send all `requests` at the same moment, each from its own thread or task.
 
         Each begins `apart` seconds after the one before it.
         """
@@ -91,7 +91,7 @@ START = 1_700_000_000.0
 
 
 class FakeClock:
-    """Seconds from `start` on that pass by `advance` alone: `MemoryStore(clock=FakeClock())`.
+    """A clock from `start` on that only `advance` moves: `MemoryStore(clock=FakeClock())`.
 
     Examples:
         >>> clock = FakeClock(start=1000.0)
@@ -105,15 +105,15 @@ class FakeClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self._now
 
     def advance(self, by: Duration) -> None:
-        """Let time pass, `by` so many seconds, or a timedelta."""
+        """Move the clock forward `by` so many seconds, or a timedelta."""
         self._move(seconds("the time that passes", by, zero=True))
 
     def set_back(self, by: Duration) -> None:
-        """Let the clock go wrong, as when somebody sets it back `by` so many seconds."""
+        """Move the clock back `by` so many seconds, as when a person sets it."""
         self._move(-seconds("what the clock is set back by", by))
 
     def _move(self, by: float) -> None:

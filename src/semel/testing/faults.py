@@ -62,7 +62,7 @@ class Refuse(_Failing, frozen=True):
 
 
 class LoseReply(_Failing, frozen=True):
-    """The store applies the verb; its answer never arrives."""
+    """The store applies the verb, but its answer never arrives."""
 
 
 class Delay(Struct, frozen=True):
@@ -78,17 +78,17 @@ Fault: TypeAlias = Refuse | LoseReply | Delay
 
 
 class Call(Struct, frozen=True):
-    """One call as it was made, and the fault it met."""
+    """A recorded call, and the fault that it met."""
 
     verb: str
     requests: tuple[Request[Any], ...]
     fault: Fault | None
     injected: str | None = None
-    """The verb that the fault was injected for; None: the call met no fault."""
+    """The verb of the injected fault, or None if the call met none."""
 
 
 class FaultScript:
-    """What shall go wrong, and what was called; requests that are `unsupported` cannot fail."""
+    """The faults to inject, and the calls that were made; `unsupported` requests can't fail."""
 
     def __init__(self, unsupported: frozenset[type[Request[Any]]]) -> None:
         self.calls: list[Call] = []
@@ -98,7 +98,7 @@ class FaultScript:
         self._faults: defaultdict[str, deque[Fault]] = defaultdict(deque)
 
     def inject(self, verb: str, fault: Fault, *, times: int = 1) -> None:
-        """Let the next calls of a `verb`, `times` of them, meet this `fault`.
+        """Inject this `fault` into the next `times` calls of a `verb`.
 
         The store must have such a verb.
         """
@@ -113,11 +113,11 @@ class FaultScript:
         self._faults[verb].extend(repeat(fault, times))
 
     def heal(self) -> None:
-        """Drop the faults that have not happened yet."""
+        """Remove the faults that have not happened yet."""
         self._faults.clear()
 
     def fired(self, verb: str) -> int:
-        """Return how many calls have met a fault of this verb; the store must have such a verb."""
+        """Return how many calls met a fault of this verb, which the store must have."""
         self._check_verb(verb)
         return sum(call.injected == verb for call in self.calls)
 

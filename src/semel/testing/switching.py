@@ -48,12 +48,12 @@ _blocks: list[_Block] = []
 
 
 class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem):`
-    """Let an engine keep its records in memory, for a test: `with in_memory(idem): ...`.
+    """Switch an engine to records in memory for a test: `with in_memory(idem): ...`.
 
-    Everything that uses the engine goes with it, in every thread: functions decorated at import
-    time, integrations, marks. The engine keeps its policies, hooks and codecs, and begins with no
-    records. When the block ends, also by an exception, the engine is what it was before: its own
-    store was not touched, and a `close()` inside the block did not close it. Blocks may be nested.
+    Everything that uses the engine switches with it, in every thread: functions decorated at import
+    time, integrations, marks. The engine keeps its policies, hooks, and codecs, and begins with no
+    records. When the block ends, also with an exception, the engine is as before: its own store was
+    not touched, and a `close()` inside the block did not close it. You can nest blocks.
 
     `engine`: an `Idempotency` or an `AsyncIdempotency`; without one, the default engine behind
     `semel.once` and `semel.execute`.
@@ -65,7 +65,7 @@ class in_memory(Generic[S]):  # noqa: N801 - read as words: `with in_memory(idem
     loop it belonged to before. `async with` waits at the end for its calls; a plain `with`, in a
     test or fixture that is not async, does not.
 
-    Begin and end a block while the engine is idle: a `ConfigError` says so if a call still runs
+    Begin and end a block while the engine is idle: it raises `ConfigError` if a call still runs
     when it begins, and calls that still run when it ends are not recorded.
 
     Examples:
@@ -181,12 +181,12 @@ def _can_wait(block: _Block) -> bool:
 
 
 def bypassed() -> bool:
-    """Whether the running thread or task has switched idempotency off."""
+    """Return whether the running thread or task has switched idempotency off."""
     return BYPASSED.get()
 
 
 class bypass:  # noqa: N801  read as a verb: `with bypass():`, `@bypass()`
-    """Run every call straight through, without a key or a store: `with bypass(): ...`."""
+    """Run every call unprotected, without a key or a store: `with bypass(): ...`."""
 
     _token: Token[bool]
 

@@ -67,7 +67,7 @@ def check_begin(begin: object) -> None:
     """Raise a ConfigError unless this begins a unit of work; some connections are callable."""
     if not callable(begin) or is_connection(begin):
         raise ConfigError(
-            "begin must be a function that gives a context manager, such as Session.begin, "
+            "begin must be a function that returns a context manager, such as Session.begin, "
             f"not {type(begin).__name__}"
         )
 
@@ -76,7 +76,8 @@ def enterable(given: T, kind: type, name: str) -> T:
     """Return what `begin` has given, if it can be entered; errors call the option by its `name`."""
     if not isinstance(given, kind):
         raise ConfigError(
-            f"{name} must be a function that gives {_NEEDED[kind]}; it gave {type(given).__name__}"
+            f"{name} must be a function that returns {_NEEDED[kind]}; it returned "
+            f"{type(given).__name__}"
         )
     return given
 
@@ -116,7 +117,7 @@ class Records(ABC):
 
     @abstractmethod
     def read(self, identity: Identity) -> Verb[Record | None]:
-        """Read what has been committed, without a lock; None = nothing was, or nobody can tell."""
+        """Read what has been committed, without a lock; None = nothing was, or it is not known."""
 
     @abstractmethod
     def prepare(self, seconds: float, *, wait: bool) -> Verb[None]:
@@ -202,7 +203,7 @@ def claim(
     """Claim the record: held, and with its lease at once past.
 
     A transaction that is committed too early then leaves a record whose outcome is unknown, never
-    a success. Before its commit nobody else sees the row. `counted` is the claim that this owner
+    a success. Before its commit no other one sees the row. `counted` is the claim that this owner
     has made outside of the transaction, which goes on with it.
     """
     if records.outside is None and counted is None:

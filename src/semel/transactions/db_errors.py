@@ -119,7 +119,7 @@ def lost_error() -> StoreUnavailable:
 def retry_error() -> RetryTransaction:
     """The error that asks for the whole unit of work again."""
     return RetryTransaction(
-        "the database gave up this transaction in favour of another one: roll it back and repeat "
+        "the database gave up this transaction in favor of another one: roll it back and repeat "
         "the whole unit of work, as idem.run_transaction() does"
     )
 

@@ -221,7 +221,7 @@ def mysql_records(store: MySQLStore | AsyncMySQLStore, table: str | None) -> MyS
 
 
 _SAFE_TYPES: Final = (str, bytes, int, float, Decimal, date, time, timedelta, NoneType)
-"""Written by `written_out`, or by drivers without a text of anybody's in it."""
+"""Written by `written_out`, or by drivers without foreign text in it."""
 
 _REST_OF_MESSAGE: Final = 1024
 """Bytes, at most, beside the hexadecimal result."""
@@ -298,7 +298,7 @@ class MySQLRecords(Records):
         self.outside = store
 
     def read(self, identity: Identity) -> Verb[Record | None]:
-        """Read the record as anybody else sees it."""
+        """Read the record as other transactions see it."""
         reply = yield self._table.read_committed(identity)
         return record_of(self._table.unpacked(reply.rows[0]), identity) if reply.rows else None
 

@@ -177,8 +177,8 @@ def _of_alias(alias: str) -> Any:
         known = list(connections)
     except ImproperlyConfigured as error:
         raise ConfigError(
-            "a text is the alias of a Django database, and Django has no settings here: set "
-            "DJANGO_SETTINGS_MODULE and call django.setup(), or give the connection itself"
+            "a string is the alias of a Django database, and Django has no settings here: set "
+            "DJANGO_SETTINGS_MODULE and call django.setup(), or pass the connection itself"
         ) from error
     if alias not in known:
         raise ConfigError(f"Django's DATABASES has no such alias; it has {', '.join(known)}")
@@ -252,7 +252,7 @@ def link_to(connection: object, *, asynchronous: bool) -> Any:
         except ModuleNotFoundError as error:
             # The text is not shown: it may be a URL, given by mistake, with a password in it.
             what = (
-                "a text is the alias of a Django database"
+                "a string is the alias of a Django database"
                 if link is DjangoLink
                 else "it needs more"
             )

@@ -23,7 +23,7 @@ _names: Final = count(1)
 
 
 def command(sql: str) -> Statement:
-    """Make a statement without values whose answer nobody reads."""
+    """Make a statement without values whose answer is not read."""
     return Statement(sql, (), writes=True)
 
 

@@ -127,7 +127,7 @@ def reject_transactions(engine: Idempotency | AsyncIdempotency) -> None:
             raise ConfigError(
                 f"the database {alias!r} has autocommit switched off around this request, and "
                 "Django does not tell when such a transaction ends, so that a record could be "
-                "saved before a COMMIT that fails: use transaction.atomic() in its place, or "
+                "saved before a COMMIT that fails: use transaction.atomic() instead, or "
                 f"@idempotent(atomic={alias!r})"
             )
         if connection.in_atomic_block and shares_file(engine, connection):
@@ -140,7 +140,7 @@ def reject_transactions(engine: Idempotency | AsyncIdempotency) -> None:
 
 
 def _is_open_by_hand(connection: Any) -> bool:
-    """Tell whether a connection has no autocommit, and no block of `atomic()` either."""
+    """Return whether a connection has no autocommit, and no block of `atomic()` either."""
     if connection.in_atomic_block:
         return False
     if connection.connection is None:
@@ -149,7 +149,7 @@ def _is_open_by_hand(connection: Any) -> bool:
 
 
 def shares_file(engine: Idempotency | AsyncIdempotency, connection: Any) -> bool:
-    """Tell whether an engine keeps its records in the SQLite file of one of Django's databases."""
+    """Return whether an engine keeps its records in the SQLite file of a Django database."""
     store = engine.internals.store
     if connection.vendor != "sqlite" or store.path is None:
         return False

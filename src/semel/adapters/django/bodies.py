@@ -65,12 +65,12 @@ def inner(request: Any) -> Any:
 
 
 def is_asgi(request: Any) -> bool:
-    """Tell whether a request came by ASGI, whose messages are there whole."""
+    """Return whether a request came by ASGI, whose messages are there whole."""
     return hasattr(request, "scope")
 
 
 def is_protected(request: Any) -> bool:
-    """Tell whether an integration further outside protects a request already."""
+    """Return whether an integration further outside protects a request already."""
     own = inner(request)
     return PROTECTED in own.META or (is_asgi(own) and PROTECTED in own.scope)
 
@@ -150,7 +150,7 @@ class Body:
             return msgspec.json.encode(given.data)
         except (AttributeError, RawPostDataException, TypeError) as error:
             raise ConfigError(
-                "the body was read from the request's stream before us: read it by request.body, "
+                "the body was read from the request's stream before semel: use request.body, "
                 "which keeps it"
             ) from error
 
@@ -159,8 +159,8 @@ def _check(request: Any) -> None:
     """Check that a request has what Django keeps for itself: a class of requests needs settings."""
     if type(request) is HttpRequest and not hasattr(request, "_read_started"):
         raise ConfigError(
-            "a plain HttpRequest() has no body to read: make the request by "
-            "django.test.RequestFactory, or by its client"
+            "a plain HttpRequest() has no body to read: make the request with "
+            "django.test.RequestFactory, or with its client"
         )
     have("django", request, "_read_started", "_stream")
 
@@ -206,7 +206,7 @@ def response_of(answer: Answer) -> Any:
 def rendered(response: Any, request: Any) -> Any:
     """Return the response of a view whole; Django and REST framework render only after the view."""
     if not isinstance(response, HttpResponseBase):
-        raise TypeError(f"a view must give a response, not {type(response).__name__}")
+        raise TypeError(f"a view must return a response, not {type(response).__name__}")
     unrendered: Any = response
     if getattr(unrendered, "is_rendered", True):
         return response
@@ -218,7 +218,7 @@ def rendered(response: Any, request: Any) -> Any:
 
 
 def mark_unprotected(response: Any) -> None:
-    """Tell that a retry of this answer runs again."""
+    """Record that a retry of this response runs again."""
     name, value = UNPROTECTED
     response[name.decode()] = value.decode()
 

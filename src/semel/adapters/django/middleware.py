@@ -84,7 +84,9 @@ class IdempotencyMiddleware:
             integration = kind(idempotency, options)
             return lambda: integration
         if options:
-            raise ConfigError("without an engine, settings.SEMEL says all of the options")
+            raise ConfigError(
+                "without an engine, settings.SEMEL has all of the options: leave them out here"
+            )
         ENGINES.integration()  # made now, so that wrong settings are an error at the start
         return ENGINES.async_integration if self._asynchronous else ENGINES.integration
 
@@ -171,7 +173,7 @@ class IdempotencyMiddleware:
         if was_called and not begun.seen and not self._warned:
             self._warned = True
             logger.error(
-                "a view ran without protection, as Django did not call process_view of "
+                "a view ran unprotected, because Django did not call process_view of "
                 "IdempotencyMiddleware: a function that MIDDLEWARE names must return the "
                 "middleware itself"
             )

@@ -92,9 +92,7 @@ class DjangoExchange(Exchange):
         )
         if in_doubt and self.rules.policy.hold:
             # Nothing that the policy says of database errors: these rows may be committed.
-            error = UnstoredResponse(
-                "nobody knows whether the transaction was committed", "unknown"
-            )
+            error = UnstoredResponse("the transaction may have been committed", "unknown")
         super().raised(error)
 
     def _settle(self, committed: Callable[[], Any], rolled_back: Callable[[bool], Any]) -> Any:
@@ -255,7 +253,7 @@ def _record(exchange: Exchange, response: Any) -> Any:
 def _run_to_end(request: Any, run: Callable[[], Any]) -> Any:
     """Run a request on this thread; on a server for asyncio its cancellation does not end it.
 
-    Django cancels a request whose client disconnects. A thread cannot be cancelled, but what it
+    Django cancels a request whose client disconnects. A thread cannot be canceled, but what it
     waits for on the loop is: below a middleware without asyncio that is the view itself, which
     would go on while its record has ended.
     """
@@ -265,7 +263,7 @@ def _run_to_end(request: Any, run: Callable[[], Any]) -> Any:
 
 
 def _runs_a_loop() -> bool:
-    """Tell whether this thread runs a loop: nothing can cancel a call that blocks the loop."""
+    """Return whether this thread runs a loop: nothing can cancel a call that blocks the loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -274,7 +272,7 @@ def _runs_a_loop() -> bool:
 
 
 async def _in_background(run: Callable[[], Any]) -> Any:
-    # What waits here is cancelled; the task that runs on the thread, which waits for it, is not.
+    # What waits here is canceled; the task that runs on the thread, which waits for it, is not.
     task = _BACKGROUND.begin(in_thread(run)())
     task.add_done_callback(_BACKGROUND.end)
     try:

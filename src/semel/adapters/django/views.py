@@ -74,7 +74,7 @@ class Idempotent:
             given: Any = {**self._given, **options}
             return Idempotent(self._idempotency, **given)
         if not callable(view) or isinstance(view, type):
-            raise ConfigError("decorate a function; a class of views needs method_decorator")
+            raise ConfigError("decorate a function; a class-based view needs method_decorator")
         protected = self._awaiting(view) if iscoroutinefunction(view) else self._plain(view)
         setattr(protected, EXEMPT, True)
         return protected
@@ -145,7 +145,7 @@ def exempt(view: F) -> F:
 
 
 def is_exempt(callback: Any, method: str) -> bool:
-    """Tell whether a view, or its method for this request, is none of the middleware's business."""
+    """Return whether a view, or its method for this request, is exempt from the middleware."""
     return any(getattr(part, EXEMPT, False) for part in _parts(callback, method.lower()))
 
 
@@ -206,7 +206,7 @@ def _request_in(args: tuple[Any, ...]) -> Any:
     for given in args[:2]:
         if any(kind.__module__ == "rest_framework.request" for kind in type(given).__mro__):
             have("djangorestframework", given, "_request")
-    raise ConfigError("what is decorated is no view: it was called without a request")
+    raise ConfigError("the decorated function is not a view: it was called without a request")
 
 
 idempotent: Final = Idempotent()

@@ -143,7 +143,7 @@ class _Details(NamedTuple):
 
 
 class IdempotencyClientInterceptor(grpc.UnaryUnaryClientInterceptor):
-    """Gives each unary call a key, and tries it again under that key; `sleep` waits in between.
+    """Sends each unary call with a key, and repeats it under that key; `sleep` waits in between.
 
     It waits in the caller's thread, so `stub.Method.future(...)` returns its future when the call
     has ended.
@@ -178,7 +178,7 @@ class IdempotencyClientInterceptor(grpc.UnaryUnaryClientInterceptor):
 
 
 class AsyncIdempotencyClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
-    """Gives each unary call a key, and tries it again under that key; `sleep` waits in between."""
+    """Sends each unary call with a key, and repeats it under that key; `sleep` waits in between."""
 
     def __init__(
         self,

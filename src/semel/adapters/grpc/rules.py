@@ -1,7 +1,7 @@
 """Options and rules of methods: which call is protected, and what its client gets.
 
 The options of an interceptor hold for every unary method; a `MethodRule` changes some of them for
-one method, or for all methods of a service. A bad option is a ConfigError when the interceptor is
+one method, or for all methods of a service. A bad option raises ConfigError when the interceptor is
 made.
 
 This module decides. It never waits and touches neither a store nor a call: the interceptors do.
@@ -174,7 +174,7 @@ def metadata_name(value: object) -> str:
     name = value.lower() if isinstance(value, str) else ""
     if _METADATA_NAME.fullmatch(name) is None or name.startswith("grpc-") or name.endswith("-bin"):
         raise ConfigError(
-            f"metadata must be the name of a text that is not gRPC's own; got {value!r}"
+            f"metadata must be the name of a text entry that is not gRPC's own; got {value!r}"
         )
     return name
 
@@ -240,7 +240,7 @@ class MethodRules:
     # --- before the handler ----------------------------------------------------------------
 
     def passes(self, metadata: Iterable[tuple[str, Any]]) -> bool:
-        """Tell whether the metadata alone shows that a call is not protected."""
+        """Return whether the metadata alone shows that a call is not protected."""
         chosen = self.choices
         return (
             chosen.key is None

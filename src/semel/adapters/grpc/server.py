@@ -2,7 +2,7 @@
 
 A handler whose client has gone runs on, and its save counts. On asyncio a client that cancels, or
 whose deadline passes, cancels the call: there a handler that runs under a key is a task of its own,
-so that neither it nor its save is cancelled with it. A plain handler on asyncio runs in a thread,
+so that neither it nor its save is canceled with it. A plain handler on asyncio runs in a thread,
 as without this interceptor, but in one of the loop's default threads.
 """
 
@@ -302,7 +302,7 @@ class _AsyncProtectedCall(_Handler):
     async def _run_shielded(
         self, begun: tuple[Call, Attempt] | None, received: Received, context: Any
     ) -> Any:
-        """Run the handler so that it cannot be cancelled, as it could not be in a thread."""
+        """Run the handler so that it cannot be canceled, as it could not be in a thread."""
         seen = HandlerContext(context)
         task = self._background.begin(
             self._run_unprotected(received.message, seen)

@@ -86,7 +86,7 @@ def failed(
         if not _is_choice(choice):
             raise TypeError(_WRONG_WORD.format(choice))  # noqa: TRY301 - logged like its own errors
     except Exception:  # noqa: BLE001 - the client's answer does not depend on it
-        logger.exception("the function that says which codes are stored raised for %s", code.name)
+        logger.exception("the function stored= raised for code %s", code.name)
         choice = False
     reason = f"answered with {code.name}"
     if choice == "unknown":

@@ -54,17 +54,18 @@ CONSUMING = Policy(concurrent="reject")
 
 
 class Idempotency:
-    """Makes operations safe to retry: one execution per key, one answer for every duplicate.
+    """Makes operations safe to retry: one run per key, and the same result for every duplicate.
 
-    `url_or_store` is a store URL, a store object, or nothing (then the settings decide).
-    Any number of threads may use it.
+    `url_or_store` is a store URL or a store object; without it, the settings decide. The engine
+    belongs to the first event loop that uses it.
 
-    `policy` is the policy of all calls, `scopes` what differs in a scope. `hooks` are called with
-    each event. `prefix` and `key_pattern` are as in the settings. `codecs` read old results, beside
-    those of the policies. `cache` is how many finished results are kept in this process, each for
-    `cache_ttl` at most. `max_waiting` is how many calls may wait for others at the same time.
-    `fingerprint_secret` keys the fingerprints of payloads, so that a reader of the store cannot
-    guess a payload from its fingerprint; of several, the first one writes and all are compared.
+    `policy` is the policy of all calls, and `scopes` maps a scope to its own policy. semel calls
+    each of `hooks` with each event. `prefix` and `key_pattern` are as in the settings. `codecs`
+    read old results, beside those of the policies. `cache` is how many finished results this
+    process keeps, each for `cache_ttl` at most. `max_waiting` is how many calls may wait for
+    others at the same time. `fingerprint_secret` keys the fingerprints of payloads, so that a
+    reader of the store can't guess a payload; of several, the first one writes and all are
+    compared.
 
     Examples:
         >>> with Idempotency("memory://", policy=Policy(ttl=3600)) as idem:
@@ -108,7 +109,7 @@ class Idempotency:
 
     @property
     def internals(self) -> Runs:
-        """For the integrations of semel itself: no part of the public API."""
+        """The parts for semel's own integrations; not public API."""
         notice_fork()
         return self._internals
 
@@ -122,11 +123,11 @@ class Idempotency:
         returns: type[T] | None = None,
         policy: Policy | None = None,
     ) -> T:
-        """Run `fn` once per `key` and return its result; duplicates wait, then get the same.
+        """Run `fn` once per `key` and return its result; duplicates wait, then get the same result.
 
-        `scope` is the kind of operation: each has its own keys. `payload` is what every call with
-        this key has to say again: another one raises `PayloadMismatch`. `returns` is the class of
-        the result, where `fn` does not declare it. `policy` wins over that of the engine.
+        `scope` is the kind of operation, and each scope has its own keys. `payload` is the data
+        that must match on a retry; otherwise the call raises `PayloadMismatch`. `returns` is the
+        class of the result, if `fn` doesn't declare it. `policy` wins over the engine's policy.
 
         Examples:
             >>> idem.execute("order:42", charge, scope="payments", payload={"amount": 5})
@@ -149,7 +150,7 @@ class Idempotency:
         returns: type[T] | None = None,
         policy: Policy | None = None,
     ) -> Outcome[T]:
-        """Do what `execute` does, and tell whether the value was replayed and by which attempt.
+        """Run like `execute`; return the value with its attempt, and whether it was replayed.
 
         `key`, `fn`, `scope`, `payload`, `returns` and `policy` are those of `execute`.
 
@@ -174,11 +175,11 @@ class Idempotency:
         ttl: Duration | None = None,
         policy: Policy | None = None,
     ) -> bool:
-        """Handle a message once: True = ran now, False = was done before.
+        """Handle a message once; return True if it ran now, False if it was done before.
 
-        A message that is being handled elsewhere raises `ConcurrentRequest` at once, so that it
-        is never acknowledged as done by mistake. `key`, `fn`, `scope`, `payload` and `policy` are
-        those of `execute`; `ttl` is how long it is remembered that the message was handled.
+        A message that is running elsewhere raises `ConcurrentRequest` at once, so you never
+        acknowledge it by mistake. `key`, `fn`, `scope`, `payload`, and `policy` are those of
+        `execute`; `ttl` is how long semel remembers the message.
 
         Examples:
             >>> idem.consume("message:7", charge, ttl=86400)
@@ -213,12 +214,11 @@ class Idempotency:
         policy: Policy | None = None,
     ) -> OnceDecorator: ...
     def once(self, given: Any = None, /, *, key: KeySource = None, **options: Any) -> Any:
-        """Decorate a function: each call runs once per key made from its arguments.
+        """Decorate a function, so that each call runs once per key made from its arguments.
 
-        The key is a template such as "order:{order.id}", or `key`, which may also be a function of
-        the arguments; without both it is a digest of all arguments. `scope` is the name of the
-        function unless given. `ttl` and `message` are fields of a policy, and `policy` is a whole
-        one.
+        The key is a template such as "order:{order.id}", or `key`, which can also be a function of
+        the arguments; without both, it is a digest of all arguments. `scope` defaults to the
+        function's name. `ttl` and `message` are fields of a policy, and `policy` is a whole one.
 
         A call with the same key and other arguments raises `PayloadMismatch`. semel compares the
         arguments whose whole value isn't in the template. `payload` names others, or is a function
@@ -246,12 +246,13 @@ class Idempotency:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.time,
     ) -> OncePerDecorator:
-        """Decorate a job that every machine starts: it runs once in each slot of time.
+        """Decorate a job that every machine starts, so that it runs once in each slot of time.
 
-        A call returns True if it ran, False if it was done in this slot or is running elsewhere.
-        The slots are those of `period`: "minute", "hour", "day", "week" or "month" in the time zone
-        `tz` (UTC unless given), a timedelta (counted from 1970 on), or a function that names the
-        slot of the time it gets. A start up to a second early counts for the coming slot.
+        A call returns True if it ran, and False if it was done in this slot or is running
+        elsewhere. The slots are those of `period`: "minute", "hour", "day", "week" or "month" in
+        the time zone `tz` (UTC unless given), a timedelta (counted from 1970 on), or a function
+        that names the slot of the time it gets. A start up to a second early counts for the coming
+        slot.
 
         If the function fails, or its process dies, a later call in the slot runs it. With `standby`
         a call waits for that: so many seconds, or up to the end of the slot (True).
@@ -291,10 +292,10 @@ class Idempotency:
         payload: object = UNSET,
         policy: Policy | None = None,
     ) -> AttemptContext[Result]:
-        """Do what `execute` does by hand, in a block that may run or find a stored result.
+        """Open a block that does by hand what `execute` does: it runs, or finds a stored result.
 
-        `key`, `scope`, `payload` and `policy` are those of `execute`. `returns` is the class of the
-        result: a replay is read as that class, and type checkers know it.
+        `key`, `scope`, `payload`, and `policy` are those of `execute`. `returns` is the class of
+        the result: a replay is read as that class, and type checkers know it.
 
         Examples:
             >>> with idem.attempt("order:42", returns=str) as attempt:
@@ -318,11 +319,11 @@ class Idempotency:
         policy: Policy | None = None,
         table: str | None = None,
     ) -> TransactionContext[Result]:
-        """Write the record in the caller's own open transaction.
+        """Write the record in your own open transaction.
 
-        Record and business rows are committed together, by the caller, or not at all. `connection`
-        is a connection, or a session, with an open transaction, and `table` the name of the table
-        of records, if it is another one there. `key`, `scope`, `payload`, `returns` and `policy`
+        You commit the record and your rows together, or neither. `connection` is a connection or a
+        session with an open transaction, and `table` is the name of the record table, if it is
+        another one there. `key`, `scope`, `payload`, `returns` and `policy`
         are those of `attempt`.
 
         Examples:
@@ -343,9 +344,9 @@ class Idempotency:
         policy: Policy | None = None,
         table: str | None = None,
     ) -> TransactionsContext:
-        """Do the same with several `keys` at once; the block gets a dict of their attempts.
+        """Write the records of several `keys` in your transaction; yield a dict of their attempts.
 
-        They are claimed in one order, so that two such transactions do not block each other.
+        semel claims them in one order, so two such transactions don't block each other.
         `connection`, `scope`, `policy` and `table` are those of `transaction`.
         """
         transactions.check_keys(keys)
@@ -372,10 +373,10 @@ class Idempotency:
         policy: Policy | None = None,
         retries: int = RETRIES,
     ) -> T:
-        """Run `fn` once per key in a transaction of `begin()`, whole again where the database asks.
+        """Run `fn` once per key in a transaction that `begin()` opens, and repeat it on a deadlock.
 
-        Duplicates get the stored result. `begin` is, for example, `Session.begin`, and `fn` gets
-        the connection that it opens. The unit of work is repeated up to `retries` times. `key`,
+        Duplicates get the stored result. `begin` is `Session.begin`, for example, and `fn` gets the
+        connection that it opens. semel repeats the unit of work up to `retries` times. `key`,
         `scope`, `payload` and `policy` are those of `execute`.
         """
         transactions.check_begin(begin)
@@ -388,7 +389,7 @@ class Idempotency:
 
     @property
     def marks(self) -> Marks:
-        """Plain marks on the same records: check, set, do, results, and batches of them.
+        """Marks on the same records: check, set, do, results, and batches of them.
 
         Examples:
             >>> idem.marks.set("order:42")
@@ -399,7 +400,7 @@ class Idempotency:
         return Marks(self)
 
     def peek(self, key: str, *, scope: str = "default") -> Record | None:
-        """Read the record of a `key` in a `scope`, without changing anything; None: there is none.
+        """Return the record of a `key` in a `scope`, or None; nothing changes.
 
         Examples:
             >>> idem.peek("order:42") is None
@@ -414,7 +415,7 @@ class Idempotency:
     def records(
         self, *, scope: str | None = None, prefix: str = "", state: State | None = None
     ) -> Iterator[Record]:
-        """List records, page by page, of one `scope` or `state` if given.
+        """Iterate over records, page by page, optionally of one `scope` or `state`.
 
         `prefix` is the beginning of the key.
         """
@@ -430,9 +431,9 @@ class Idempotency:
                 return
 
     def forget(self, key: str, *, scope: str = "default") -> bool:
-        """Remove the record of a `key` in a `scope`: the next call runs again.
+        """Remove the record of a `key` in a `scope`, so that the next call runs again.
 
-        False when there was none.
+        Return False if there was none.
         """
         identity = self.internals.setup.identity(key, scope)
         try:
@@ -443,9 +444,9 @@ class Idempotency:
             self.internals.forgotten(identity)
 
     def migrate(self) -> int | None:
-        """Create the store's tables, or bring them up to date, and return their version.
+        """Create or upgrade the store's tables, and return their version.
 
-        It is safe to repeat, and does what `semel migrate` does. None: the store needs no tables.
+        You can repeat it; `semel migrate` does the same. Return None if the store needs no tables.
 
         Examples:
             >>> idem.migrate()
@@ -454,15 +455,15 @@ class Idempotency:
         return self.internals.store.migrate()
 
     def close(self, timeout: Duration = 5.0) -> None:
-        """Take no new calls, let running ones end and save, and close what was opened here.
+        """Reject new calls, wait until running ones are saved, and close what the engine opened.
 
-        A call whose function has not started yet raises `StoreUnavailable`; its claim is given
-        back. Attempts that still run after `timeout` are not renewed any more; what happens to
-        their keys is what the policy says of abandoned ones.
+        A call whose function has not started yet raises `StoreUnavailable`, and semel releases its
+        claim. semel stops renewing attempts that still run after `timeout`; their keys are then
+        abandoned, and the policy decides.
 
-        Called by a function while it runs under this engine, or by a signal handler that has
-        interrupted it or its claim, this returns at once: the engine is closed when the function's
-        result is saved, or the claim is given back.
+        If a function that runs under this engine calls it, or a signal handler that interrupted it
+        or its claim, it returns at once. The engine then closes when the function's result is
+        saved, or its claim is released.
         """
         self.internals.close(seconds("timeout", timeout, zero=True))
 
@@ -474,7 +475,7 @@ class Idempotency:
 
 
 class AttemptContext(Generic[Result]):
-    """One attempt by hand; made by `attempt()`."""
+    """One attempt by hand, created by `attempt()`."""
 
     def __init__(self, runs: Runs, call: Call) -> None:
         self._runs = runs

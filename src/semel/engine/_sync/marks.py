@@ -34,11 +34,12 @@ D = TypeVar("D")
 
 
 class Marks:
-    """Marks of one engine: `idem.marks`. A result of 0, "", [] or None is a result like any other.
+    """The marks of one engine, `idem.marks`.
 
-    The records are those of `execute` and `consume`: what one of them finished is marked as done.
-    Each `key` (or each of several `keys`) belongs to a `scope`. `ttl` is how long a mark is kept,
-    else as the policy says; `returns` is the class that a result is read as.
+    The records are those of `execute` and `consume`: after one of them finishes, `check` returns
+    True. Each `key` (or each of several `keys`) belongs to a `scope`. `ttl` is how long to keep a
+    mark; without it, the policy decides. `returns` is the class that a result is read as. A result
+    of 0, "", [], or None is a result like any other.
 
     Examples:
         >>> idem.marks.set_result("order:42", "paid", ttl=3600)
@@ -51,15 +52,15 @@ class Marks:
         self._engine = engine
 
     def check(self, key: str, *, scope: str = "default") -> bool:
-        """Tell whether it was done. An operation that still runs is not done."""
+        """Return whether the operation is done. One that still runs is not done."""
         return _done(self._get(key, scope))
 
     def exists(self, key: str, *, scope: str = "default") -> bool:
-        """Tell whether there is a record at all: done, failed or running."""
+        """Return whether the key has a record: done, failed, or running."""
         return self._get(key, scope) is not None
 
     def set(self, key: str, *, ttl: Duration | None = None, scope: str = "default") -> bool:
-        """Mark as done; False when it is done or running already."""
+        """Mark as done; return False if it is done or running already."""
         return self.set_result(key, None, ttl=ttl, scope=scope)
 
     def do(
@@ -70,16 +71,16 @@ class Marks:
         ttl: Duration | None = None,
         scope: str = "default",
     ) -> bool:
-        """Run `fn` unless it was done: True = ran now, False = was done before.
+        """Run `fn` unless it was done; return True if it ran now, False if it was done before.
 
-        While another call is running it, `ConcurrentRequest`: that is not "done".
+        While another call is running it, raise `ConcurrentRequest`: that is not "done".
         """
         return self._engine.consume(key, fn, scope=scope, ttl=ttl)
 
     def set_result(
         self, key: str, value: object, *, ttl: Duration | None = None, scope: str = "default"
     ) -> bool:
-        """Mark as done with `value` as its result; False when it is done or running already."""
+        """Mark as done with the result `value`; return False if it is done or running already."""
         request = self._put(key, value, ttl, scope)
         try:
             return self._store.ask(request)
@@ -94,7 +95,7 @@ class Marks:
         scope: str = "default",
         returns: type | None = None,
     ) -> object | D:
-        """Give the stored result; without one `default`, or `ResultUnavailable` if none given."""
+        """Return the stored result; without one, `default`, or raise `ResultUnavailable`."""
         record = self._get(key, scope)
         if record is None or not _done(record):
             if default is UNSET:
@@ -104,17 +105,17 @@ class Marks:
         return self._read(record, returns)
 
     def delete(self, key: str, *, scope: str = "default") -> bool:
-        """Remove the mark, whatever it says; False when there was none."""
+        """Remove the mark in any state; return False if there was none."""
         identity = self._runs.setup.identity(key, scope)
         return self._forget([identity])[0]
 
     def ttl(self, key: str, *, scope: str = "default") -> float | None:
-        """Give the seconds that a finished mark is still kept; None when there is none."""
+        """Return the seconds until a finished mark expires, or None if there is none."""
         record = self._get(key, scope)
         return None if record is None else record.remaining
 
     def refresh(self, key: str, *, ttl: Duration | None = None, scope: str = "default") -> bool:
-        """Keep a finished mark for a whole `ttl` from now; False when there is none."""
+        """Keep a finished mark for a whole `ttl` from now; return False if there is none."""
         runs = self._runs
         identity = runs.setup.identity(key, scope)
         try:
@@ -125,11 +126,10 @@ class Marks:
             runs.forgotten(identity)
 
     def clear(self, prefix: str, *, scope: str = "default") -> int:
-        """Remove what is finished in a scope and whose key begins with `prefix`; returns how many.
+        """Remove finished records whose key begins with `prefix`, and return how many.
 
-        "" is the beginning of every key: the whole scope. What is running, abandoned or held stays:
-        `delete` removes one of those, for who knows what became of it. The audit trail gets an
-        entry first.
+        "" removes the whole scope. Running, abandoned, and held records stay: `delete` removes one
+        of those, if you know what it did. semel writes an entry to the audit trail first.
         """
         if not isinstance(prefix, str):
             given = type(prefix).__name__
@@ -165,25 +165,25 @@ class Marks:
     # --- many at once: one round trip ----------------------------------------------------
 
     def check_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
-        """Tell for each key whether it was done."""
+        """Return for each key whether its operation is done."""
         records = self._get_many(keys, scope)
         return {key: _done(record) for key, record in records.items()}
 
     def exists_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
-        """Tell for each key whether there is a record at all."""
+        """Return for each key whether it has a record."""
         records = self._get_many(keys, scope)
         return {key: record is not None for key, record in records.items()}
 
     def set_many(
         self, keys: Iterable[str], *, ttl: Duration | None = None, scope: str = "default"
     ) -> dict[str, bool]:
-        """Mark each key as done; False for those that are done or running already."""
+        """Mark each key as done; the value is False for those that are done or running already."""
         return self.set_result_many(dict.fromkeys(_distinct(keys)), ttl=ttl, scope=scope)
 
     def set_result_many(
         self, results: Mapping[str, object], *, ttl: Duration | None = None, scope: str = "default"
     ) -> dict[str, bool]:
-        """Mark each key of `results` as done with its result; False where it is done or running."""
+        """Mark each key of `results` as done; the value is False where it is done or running."""
         requests = [self._put(key, value, ttl, scope) for key, value in results.items()]
         answers = self._store.send(requests) if requests else []
         return {
@@ -194,7 +194,7 @@ class Marks:
     def get_result_many(
         self, keys: Iterable[str], *, scope: str = "default", returns: type | None = None
     ) -> dict[str, object]:
-        """Give the stored results; keys that are not done are left out."""
+        """Return the stored results by key, without the keys that are not done."""
         records = self._get_many(keys, scope)
         return {
             key: self._read(record, returns)
@@ -203,7 +203,7 @@ class Marks:
         }
 
     def delete_many(self, keys: Iterable[str], *, scope: str = "default") -> dict[str, bool]:
-        """Remove each mark; False where there was none."""
+        """Remove each mark; the value is False where there was none."""
         wanted = _distinct(keys)
         identities = [self._runs.setup.identity(key, scope) for key in wanted]
         return dict(zip(wanted, self._forget(identities) if wanted else [], strict=True))

@@ -38,7 +38,7 @@ I = TypeVar("I")  # noqa: E741 - the instance
 
 
 class Once(Generic[P, R]):
-    """A function that runs once per key; made by `once`."""
+    """A function that runs once per key, created by `once`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Once(Generic[P, R]):
         self._bound_to = bound_to
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run once per key; a duplicate gets the first result."""
+        """Run the function once per key; a duplicate gets the first result."""
         plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
         runs = self._engine().internals
         call = self._prepared(runs, arguments, kwargs)
@@ -63,7 +63,7 @@ class Once(Generic[P, R]):
         return result
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
-        """Do what a call does, and tell whether the value was replayed."""
+        """Run like a call; return the value with its attempt, and whether it was replayed."""
         plan, arguments = self._plan, (*self._bound_to, *args) if self._bound_to else args
         runs = self._engine().internals
         call = self._prepared(runs, arguments, kwargs)
@@ -72,19 +72,19 @@ class Once(Generic[P, R]):
 
     @property
     def scope(self) -> str:
-        """The scope of its records: `scope=`, or the module and name of the function."""
+        """The scope of its records: `scope=`, or the function's module and name."""
         return self._plan.scope
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Give the key that a call with these arguments would use."""
+        """Return the key that a call with these arguments would use."""
         return self._plan.key_of(self._plan.arrived((*self._bound_to, *args), kwargs))
 
     def forget(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Remove the record of a call with these arguments: the next one runs again."""
+        """Remove the record of a call with these arguments, so that the next one runs again."""
         return self._engine().forget(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Record | None:
-        """Read the record of a call with these arguments, without running anything."""
+        """Return the record of a call with these arguments, or None, without running anything."""
         return self._engine().peek(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
     # Each kind is known by its first parameter. `self` is what a call takes, not Once[...]: there
@@ -131,7 +131,7 @@ class Once(Generic[P, R]):
 
 
 class OnceDecorator:
-    """What `once(...)` gives: decorates one function."""
+    """The decorator that `once(...)` returns."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class OnceDecorator:
     def of(
         cls, engine: Callable[[], Idempotency], given: Any, *, key: KeySource, **options: Any
     ) -> Any:
-        """Tell the bare `@once` (given a function) from `@once("template", ...)`."""
+        """Distinguish the bare `@once` (given a function) from `@once("template", ...)`."""
         if given is None or isinstance(given, str):
             if given is not None and key is not None:
                 raise ConfigError("once was given two keys: the template and key=")

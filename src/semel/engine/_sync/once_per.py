@@ -48,7 +48,7 @@ I = TypeVar("I")  # noqa: E741 - the instance
 def run_unless_taken(
     runs: Runs, call: Call, fn: Callable[..., T], /, *args: Any, **kwargs: Any
 ) -> Attempt[T] | None:
-    """Run a function; None = it was done before, or it runs elsewhere and nobody waits longer."""
+    """Run a function; None = it was done before, or it runs elsewhere and the wait is over."""
     try:
         attempt = runs.run(call, fn, *args, **kwargs)
     except (ConcurrentRequest, WaitTimeout) as error:
@@ -60,10 +60,10 @@ def run_unless_taken(
 
 
 class OncePer(Generic[P]):
-    """A function that runs once in each slot of time; made by `once_per`.
+    """A function that runs once in each slot of time, created by `once_per`.
 
-    A call returns True if the function ran, and False if it was done in this slot, or is running
-    elsewhere. What the function returns is not kept.
+    A call returns True if the function ran, and False if it was done in this slot or is running
+    elsewhere. semel doesn't keep what the function returns.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class OncePer(Generic[P]):
         self._bound_to = bound_to
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Run, unless it was done in this slot or runs elsewhere; tell whether it ran."""
+        """Run, unless it was done in this slot or runs elsewhere; return whether it ran."""
         plan, arguments = self._plan, (*self._bound_to, *args)
         slot = self.slot()
         runs = self._engine().internals
@@ -96,24 +96,24 @@ class OncePer(Generic[P]):
         return run_unless_taken(runs, call, plan.fn, *arguments, **kwargs) is not None
 
     def slot(self) -> Slot:
-        """Return the slot that a call counts for now."""
+        """Return the slot that a call now counts for."""
         return self._timing.slot()
 
     @property
     def scope(self) -> str:
-        """The scope of its records: `scope=`, or the module and name of the function."""
+        """The scope of its records: `scope=`, or the function's module and name."""
         return self._plan.scope
 
     def key_for(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Give the key that a call with these arguments would use now."""
+        """Return the key that a call with these arguments would use now."""
         return self._key(self.slot(), (*self._bound_to, *args), kwargs)
 
     def forget(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Remove the record of this slot: the next call runs again."""
+        """Remove the record of this slot, so that the next call runs again."""
         return self._engine().forget(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Record | None:
-        """Read the record of this slot, without running anything."""
+        """Return the record of this slot, or None, without running anything."""
         return self._engine().peek(self.key_for(*args, **kwargs), scope=self._plan.scope)
 
     # Each kind is known by its first parameter, as in `once`.
@@ -155,7 +155,7 @@ class OncePer(Generic[P]):
 
 
 class OncePerDecorator:
-    """What `once_per(...)` gives: decorates one function."""
+    """The decorator that `once_per(...)` returns."""
 
     def __init__(
         self,

@@ -194,7 +194,7 @@ class Renewer:
         return True
 
     def give_back(self, request: ClaimRequest) -> bool:
-        """Give back an unwanted claim, if it was granted; False = no answer."""
+        """Release an unwanted claim, if it was granted; False = no answer."""
         # Asking again shows it; a first command that comes late is rejected: its owner has ended.
         try:
             answer = self._store.ask(unwanted(request))

@@ -284,7 +284,7 @@ class Runs(Outcomes[Store]):
         return known_digest(digests, self.store.ask(GetRequest(call.identity)))
 
     def _claim_failed(self, call: Call, request: ClaimRequest, error: IdempotencyError) -> None:
-        """Give back a claim that nobody can use."""
+        """Release a claim that no call can use."""
         if isinstance(error, NoTimer):
             background(self.in_background, partial(self.renewer.give_back, request))
         elif isinstance(error, StoreUnavailable):
@@ -427,7 +427,7 @@ class Runs(Outcomes[Store]):
         try:
             step()
         except IdempotencyError:
-            logger.debug("a step that was done again ended with an error", exc_info=True)
+            logger.debug("repeated step failed", exc_info=True)
 
     def _save_again(self, call: Call, attempt: Attempt, lease: Lease, value: object) -> None:
         """Save from the start, wherever it was interrupted: every step may be done twice."""

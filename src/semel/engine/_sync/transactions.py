@@ -321,7 +321,7 @@ class TransactionContext(Generic[Result]):
             logger.debug("a savepoint could not be undone", exc_info=True)
 
     def _restore_quietly(self) -> None:
-        """Give the session its bound back; PostgreSQL may reject that, and undoing does it."""
+        """Restore the session's bound; PostgreSQL may reject that, and undoing does it."""
         try:
             self._drive(self._records.restore())
         except Exception:  # noqa: BLE001 - what led here reaches the caller

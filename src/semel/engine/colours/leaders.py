@@ -15,7 +15,7 @@ class WaitingCall(Protocol):
     """Where one call waits: a future, or what threads have in its place."""
 
     def done(self) -> bool:
-        """Tell whether it waits no more."""
+        """Return whether it waits no more."""
         ...
 
 
@@ -184,7 +184,7 @@ _of_stores: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 
 
 def one_for(store: object, kind: type[T]) -> T:
-    """Give the one object of this kind that belongs to a store."""
+    """Return the one object of this kind that belongs to a store."""
     return _one_of(_of_stores, store, kind)
 
 
@@ -204,10 +204,10 @@ class LeadersOfLoops:
         self.forgets = Forgets()
 
     def of(self, loop: object) -> Leaders[Any]:
-        """Give those of one loop."""
+        """Return those of one loop."""
         return _one_of(self._of_loops, loop, Leaders)
 
 
 def forget_shared_runs() -> None:
-    """In a forked child nobody leads, whatever the parent's threads were doing."""
+    """In a forked child no call leads, whatever the parent's threads were doing."""
     _of_stores.clear()

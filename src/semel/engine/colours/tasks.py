@@ -50,7 +50,7 @@ def background(
 ) -> None:
     """Do this, which ends the attempt of this lease, after its caller is gone.
 
-    `tasks` keeps it alive until then. If it is cancelled or fails, the lease is no longer handed
+    `tasks` keeps it alive until then. If it is canceled or fails, the lease is no longer handed
     over: the timer ends it.
     """
     try:
@@ -79,7 +79,7 @@ def start_beside(
 
 
 def can_go_on(leases: Collection[Lease]) -> bool:
-    """Tell whether one of these attempts may still end: on a loop that runs, any may."""
+    """Return whether one of these attempts may still end: on a loop that runs, any may."""
     return bool(leases)
 
 
@@ -87,9 +87,9 @@ Cancellations: TypeAlias = tuple[asyncio.Task[Any], int]
 
 
 def cancellations(guard: LoopGuard, awaited: object = None) -> Cancellations | None:
-    """Count how often this task was cancelled so far; `raise_if_cancelled` compares.
+    """Count how often this task was canceled so far; `raise_if_cancelled` compares.
 
-    None if a bare future is `awaited`: a task that is cancelled then gets `CancelledError` for
+    None if a bare future is `awaited`: a task that is canceled then gets `CancelledError` for
     sure, even if the future is done by then.
     """
     if type(awaited) is asyncio.Future:
@@ -123,7 +123,7 @@ async def drain(tasks: set[asyncio.Task[Any]], timeout: float) -> None:
 
 
 def finished(value: Awaitable[T], _: Identity | None = None) -> Awaitable[T]:
-    """Give what is to be awaited; a plain function, against its type, has returned its value."""
+    """Return what to await; a plain function, against its type, has returned its value."""
     if isinstance(value, CoroutineType) or inspect.isawaitable(value):
         return value
     return ready(cast("T", value))
@@ -155,7 +155,7 @@ def without_stop_iteration(function: Callable[..., T]) -> Callable[..., T]:
 
 
 async def ready(value: T) -> T:
-    """Give what can be given at once."""
+    """Return what is available at once."""
     return value
 
 
@@ -222,7 +222,7 @@ class SharedRuns:
                 reply = await self._wait(place, caller, waiter, end)
             except BaseException:
                 leaders.leave(place, waiter)
-                self.pass_on(place, caller)  # The lead may have been given to a cancelled call.
+                self.pass_on(place, caller)  # The lead may have been given to a canceled call.
                 raise
             if reply is not None:
                 return reply
@@ -319,9 +319,9 @@ class Timer:
         try:
             following = await self._tick()
         except Exception:  # noqa: BLE001 - a bug must not leave attempts unrenewed
-            logger.exception("the timer failed; it goes on")
+            logger.exception("timer failed; it goes on")
         finally:
-            # Also when every task of the loop is cancelled: attempts may still be running.
+            # Also when every task of the loop is canceled: attempts may still be running.
             self._ticking = None
             self.next = min(self.next, following)
             self._schedule(self.next)

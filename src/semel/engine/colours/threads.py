@@ -63,7 +63,7 @@ def start_beside(step: Callable[[], object], otherwise: Callable[[], object]) ->
 
 
 def can_go_on(leases: Collection[Lease]) -> bool:
-    """Tell whether one of these attempts may still be ended by its thread.
+    """Return whether one of these attempts may still be ended by its thread.
 
     At the end of the process only threads that it waits for go on.
     """
@@ -88,9 +88,9 @@ def finished(value: T, identity: Identity) -> T:
 
 
 def unawaited(value: CoroutineType[Any, Any, Any], identity: Identity) -> NoReturn:
-    """Reject a coroutine that nobody would ever await: unless it was begun, nothing has run."""
+    """Reject a coroutine that would never be awaited: unless it was begun, nothing has run."""
     rejection = ConfigError(
-        "the function gave a coroutine instead of a value: await it there, "
+        "the function returned a coroutine instead of a value: await it there, "
         "or use an AsyncIdempotency"
     )
     rejection.nothing_ran = getcoroutinestate(value) == CORO_CREATED
@@ -99,7 +99,7 @@ def unawaited(value: CoroutineType[Any, Any, Any], identity: Identity) -> NoRetu
 
 
 def ready(value: T) -> T:
-    """Give what can be given at once."""
+    """Return what is available at once."""
     return value
 
 
@@ -117,7 +117,7 @@ class Waiter:
         self._lock.acquire()
 
     def done(self) -> bool:
-        """Tell whether it was answered already."""
+        """Return whether it was answered already."""
         return self._reply is not None
 
     def give(self, reply: Reply) -> None:
@@ -254,7 +254,7 @@ class Timer:
                 following = self._tick()
             except BaseException:  # noqa: BLE001 - whatever it is, attempts must be renewed
                 with suppress(BaseException):
-                    logger.exception("the timer failed; it goes on")
+                    logger.exception("timer failed; it goes on")
             with self._lock:
                 self.next = min(self.next, following)
 

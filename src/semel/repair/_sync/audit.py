@@ -2,7 +2,7 @@
 """The audit trail: who did what to which record, when and why. It is kept in the store itself.
 
 An entry is a record in the scope `semel.audit`, written by `put` before the action: if it cannot be
-written, the action is refused. So an entry says what somebody was about to do. It names a record by
+written, the action is rejected. So an entry says what was about to happen. It names a record by
 its digest, and never has its key or its result. Entries are kept for 400 days. No call can change
 or remove one, and listings and counts leave them out (`semel.core.records.AUDIT_SCOPE`).
 
@@ -30,9 +30,9 @@ from semel.sync import Idempotency
 
 
 class AuditTrail:
-    """The audit trail of the store of a `place`, which is an engine or a store.
+    """The audit trail of a store; `place` is an engine or a store.
 
-    `name` is who acts; the host and the process are added to it, or `SEMEL_NAME`.
+    `name` is who acts; semel adds the host and the process, or `SEMEL_NAME`.
 
     Examples:
         >>> trail = AuditTrail(idem, name="anna")
@@ -50,7 +50,7 @@ class AuditTrail:
 
     @property
     def by(self) -> str:
-        """Who acts: the name, and the process as `process_name` tells it."""
+        """Who acts: the name and the process."""
         process = process_name()  # not kept: a fork has another
         return process if self._name is None else f"{self._name}@{process}"
 
@@ -63,12 +63,12 @@ class AuditTrail:
         details: str = "",
         reason: str | None = None,
     ) -> None:
-        """Write an entry for each record of these `identities`; of none, one for the whole store.
+        """Write an entry for each record of `identities`; without them, one for the whole store.
 
         With `scope` and without identities, the entry is about that scope.
 
-        Call it before the `action`: if it raises, the action must not be taken. `details` says what
-        in particular is done, and `reason` why.
+        Call it before the `action`, and don't act if it raises. `details` says what exactly
+        happens, and `reason` why.
         """
         said = {"by": self.by, "action": checked_text("action", action)}
         if details:
@@ -94,10 +94,10 @@ class AuditTrail:
         since: Duration | None = None,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        """Read the newest entries, at most `limit` of them, the newest first.
+        """Return the newest entries, at most `limit` of them, the newest first.
 
-        With `scope` or `key_digest` only those about such records; with `since` only those of the
-        last so many seconds.
+        `scope` and `key_digest` select those about such records, and `since` those of the last so
+        many seconds.
         """
         store = self._store
         if ScanRequest in store.unsupported:
@@ -137,10 +137,10 @@ def forget(
     name: str | None = None,
     reason: str | None = None,
 ) -> bool:
-    """Remove the record of a `key` in a `scope`, as an operator: with an entry in the audit trail.
+    """Remove the record of a `key` in a `scope`, with an entry in the audit trail.
 
-    The next call runs again. False when there was none. `name` and `reason` are who removes it, and
-    why. A program that removes a record of its own calls `idempotency.forget`.
+    The next call runs again. Return False if there was none. `name` and `reason` are who removes
+    it, and why. To remove a record of your own program, call `idempotency.forget`.
 
     Examples:
         >>> forget(idem, "order:42", name="anna", reason="ticket 7")

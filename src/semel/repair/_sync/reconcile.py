@@ -57,17 +57,18 @@ PAGE = 500
 
 
 class Reconciler:
-    """Finds abandoned attempts and lets the resolver of their scope say what became of them.
+    """Runs the resolver of each scope over stuck attempts, and stores what they decide.
 
-    Use it with `with` to run on a thread every `every` seconds, or call `run_once()` from a
-    job of your own. Any number of reconcilers may work on one store.
+    Use it with `with` to run on a thread every `every` seconds, or call `run_once()` from your
+    own job. Any number of reconcilers can work on one store. Resolvers can be async; plain
+    functions run in threads.
 
-    `idempotency` is an engine, a store object or a URL (None: from the settings), and `resolvers`
-    has a function for each scope. An attempt is looked at when it has been abandoned for
-    `older_than` seconds. After an unknown outcome it is asked again, first after `backoff` seconds,
-    `max_tries` times in all. A resolver has `lease` seconds. `name` and `reason` say who decides,
-    and why: the audit trail in the store has an entry first, for each run that looks into records
-    and for each decision. `audit` is where decisions are written, too, instead of the log.
+    `idempotency` is an engine, a store, a URL, or None (the settings), and `resolvers` maps a
+    scope to a function of the record. A resolver runs when an attempt has been abandoned for
+    `older_than` seconds, and has `lease` seconds. After `Unknown` it runs again, first after
+    `backoff` seconds, `max_tries` times in all. `name` and `reason` say who decides, and why:
+    semel writes an entry to the audit trail before each run and each decision. `audit` gets the
+    decisions instead of the log.
 
     Examples:
         >>> reconciler = Reconciler(idem, {"payments": lambda record: Succeeded("ch_42")})
@@ -108,24 +109,24 @@ class Reconciler:
         self._stops = 0
 
     def run_once(self, *, full: bool = False) -> Report:
-        """Look once; `full` reads every running record instead of asking what is stuck."""
+        """Run once and return a report; `full` reads every running record instead of an index."""
         stops = self._stops
         return self._run(lambda: self._stops != stops, full=full)
 
     def start(self) -> None:
-        """Look now, and again and again, on a thread of its own."""
+        """Run now and then every `every` seconds, on a thread."""
         self._background.start(self._look)
 
     def stop(self) -> None:
-        """Look no more; only the record that is being resolved is finished first.
+        """Stop after the record in hand.
 
-        That holds for a `run_once()` in progress too; a later one looks again.
+        That holds for a `run_once()` in progress, too; a later one runs again.
         """
         self._stops += 1
         self._background.stop()
 
     def close(self) -> None:
-        """Stop, and close what was opened here."""
+        """Stop, and close what the reconciler opened."""
         self.stop()
         if self._own is not None:
             self._own.close()
@@ -134,7 +135,7 @@ class Reconciler:
         """Look once, whatever comes of it; returns seconds until the next look."""
         ran = caught(self._run, stopped)
         if isinstance(ran, Raised):
-            logger.error("a reconciliation failed; it is tried again", exc_info=ran.error)
+            logger.error("reconciliation failed; it will be repeated", exc_info=ran.error)
         # Many processes that start together should not all look together.
         return self._every * (0.75 + random() / 2)  # noqa: S311 - no secret
 
@@ -319,7 +320,11 @@ class Reconciliation:
         """Ask the resolver; one that fails does not know."""
         answer = caught(consult, self._resolvers[record.scope], record)
         if isinstance(answer, Raised):
-            logger.error("the resolver of %s failed", record.scope, exc_info=answer.error)
+            logger.error(
+                "resolver of %s failed; the attempt stays unresolved",
+                record.scope,
+                exc_info=answer.error,
+            )
             return Unanswered(type(answer.error).__name__)
         if isinstance(answer, Unknown):
             return answer

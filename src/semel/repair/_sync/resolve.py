@@ -89,7 +89,7 @@ class Decider:
         return stored
 
     def knows_ttl(self, record: Record, resolution: Succeeded | Failed) -> bool:
-        """Tell whether it is known how long the outcome of an attempt has to be kept.
+        """Return whether it is known how long the outcome of an attempt has to be kept.
 
         The policy of a held attempt may be written in a program that this engine knows nothing of,
         and forgotten too early its effect happens twice. Known are a ttl that was given, that of
@@ -110,7 +110,7 @@ class Decider:
     ) -> StoredResult[object]:
         """Encode the outcome of an attempt as its record's codec reads it.
 
-        A result that cannot be written so is a ConfigError. With `may_omit`, a value that can never
+        A result that doesn't fit raises ConfigError. With `may_omit`, a value that can never
         be stored is left out.
         """
         if isinstance(resolution, Failed):
@@ -137,7 +137,7 @@ class Decider:
         *,
         may_omit: bool = False,
     ) -> bool:
-        """Write the outcome of an adopted attempt; False = somebody else owns it by now.
+        """Write the outcome of an adopted attempt; False = another process owns it by now.
 
         With `may_omit`, a success whose value can never be stored is written without it. If nothing
         can be written, the attempt is left as it was, `abandoned_for` this time.
@@ -234,7 +234,7 @@ class Decider:
         if raised is not None:
             # By its entry, which has the digest: no key is logged.
             logger.error(
-                "a decision could not be written to the audit log: %s",
+                "decision not written to the audit log: %s",
                 entry(decision),
                 exc_info=raised,
             )
@@ -262,16 +262,15 @@ def settle(
     audit: Audit | None = None,
     reason: str | None = None,
 ) -> Decision | None:
-    """Decide what became of the attempt of a `key` in a `scope`; None = there is none to decide.
+    """Decide what the stuck attempt of a `key` in a `scope` did; return None if there is none.
 
-    `idempotency` is the engine, and `resolution` what was found out: `Failed(error)`, or
-    `Succeeded(value)` with the result of a function, an `HttpAnswer` or a `GrpcAnswer`. A result
-    that the codec of the record does not read is a ConfigError, and nothing is changed.
-    `name` and `reason` say who decides, and why: the audit trail in the store has an entry first,
-    and without it nothing is decided. `audit` is where the decision is written, too, instead of the
-    log. The outcome is kept for `ttl`, or as long as the policy of the attempt says, one that may
-    run again for the engine's `failed_ttl`; the decision says until when. A held attempt whose
-    policy is not known needs `ttl`.
+    `idempotency` is the engine. `resolution` is `Failed(error)`, or `Succeeded(value)` with the
+    result of a function, an `HttpAnswer`, or a `GrpcAnswer`. A result that the record's codec
+    doesn't read raises `ConfigError`, and nothing changes. `name` and `reason` say who decides,
+    and why: semel writes an entry to the audit trail first, and decides nothing if it can't.
+    `audit` gets the decision instead of the log. The outcome is kept for `ttl`, or as long as the
+    attempt's policy says; a retryable one is kept for the engine's `failed_ttl`. The decision says
+    until when. A held attempt whose policy is unknown needs `ttl`.
 
     Examples:
         >>> outcome = Succeeded("ch_42")

@@ -100,7 +100,7 @@ class AsyncRedisStore(AsyncStore):
     async def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests about single records, in one round trip; large values cost another.
 
-        If the server is away, that is raised, for all of them; a lost node of a cluster is the
+        If the server is down, that is raised, for all of them; a lost node of a cluster is the
         error of those requests that it would have answered.
         """
         limits = await self.transport.send(self._commands.limits_of(requests))
@@ -113,7 +113,7 @@ class AsyncRedisStore(AsyncStore):
         return with_rejections(answers, rejected)
 
     async def diagnose(self) -> list[str]:
-        """Tell what the server's settings put at risk."""
+        """Return what the server's settings put at risk."""
         return await self.transport.ask(self._commands.diagnose())
 
     async def close(self) -> None:

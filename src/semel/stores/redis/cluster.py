@@ -110,7 +110,7 @@ class _Map(ABC):
             # Not by get_node_from_slot: of a slot that nobody has it makes a KeyError, on asyncio.
             owner = self._owner(sending.command.keys[0])
             if owner is None:
-                raise SlotNotCoveredError("nobody has the slot of this key")
+                raise SlotNotCoveredError("no server has the slot of this key")
             return owner
         # A node that has no slot yet is in nobody's map, but ASK may name it.
         return self.client.get_node(*sending.node) or self._newcomer(sending.node)

@@ -430,7 +430,7 @@ _BUILDERS: dict[type, Callable[[Commands, Any], Command[Any]]] = {
 
 
 def is_urgent(ask: Request[Any]) -> bool:
-    """Tell whether a request goes ahead of others: a lease is renewed, or it ends.
+    """Return whether a request goes ahead of others: a lease is renewed, or it ends.
 
     Parking is a step of a call, as many of them as there are callers: it waits its turn.
     """
@@ -453,7 +453,7 @@ _EXPIRE = b"\r\n$2\r\nPX\r\n$5\r\n60000\r\n"
 
 
 def is_large(ask: Request[Any]) -> bool:
-    """Tell whether a request has a value that no script should copy."""
+    """Return whether a request has a value that no script should copy."""
     return isinstance(ask, _WITH_VALUES) and len(ask.result.data) >= LARGE
 
 
@@ -463,14 +463,14 @@ _GET_LIMITS = tuple(pack(("CONFIG", "GET", name)) for name in LIMITS)
 
 
 def may_be_too_large(ask: Request[Any]) -> bool:
-    """Tell whether a value may be more than its server takes."""
+    """Return whether a value may be more than its server takes."""
     return isinstance(ask, _WITH_VALUES) and len(ask.result.data) > SMALLEST_LIMIT
 
 
 def rejections(
     asks: Sequence[Any], limits: Sequence[int | StoreError], where: str
 ) -> list[ValueRejected | None]:
-    """Tell which values their server can never take, from what it answered to `limits_of`."""
+    """Return which values their server can never take, from what it answered to `limits_of`."""
     answers = iter(limits)
     return [
         _rejection(len(ask.result.data), [next(answers) for _ in LIMITS], where)

@@ -37,7 +37,7 @@ _LOADING = "{where} is still loading its data; try again when it is up"
 _POOL = "no free connection to {where}; give the client a higher max_connections"
 _FULL = "{where} is full; raise maxmemory, or keep records for a shorter time"
 _REPLICA = "{where} is a replica and takes no writes; name the primary, or use redis+sentinel://"
-_DOWN = "{where} is down: some slots are served by nobody; see CLUSTER INFO"
+_DOWN = "{where} is down: no server has some of its slots; see CLUSTER INFO"
 _REDIRECTED = "{where} is in a cluster (use redis+cluster://) whose slots did not settle in time"
 _UNSETTLED = "the slots of {where} did not settle in time; see CLUSTER INFO"
 _MOVING = "{where} is moving this slot; try again"
@@ -47,14 +47,14 @@ _UNCONNECTED = (
     "port one without TLS that rediss:// cannot open"
 )
 _NO_CLUSTER = "{where} cannot be reached, or is not a cluster: {text}"
-_DISK = "{where} cannot write to its disk and refuses changes (MISCONF); make room there"
+_DISK = "{where} cannot write to its disk and rejects changes (MISCONF); make room there"
 _NO_REPLICAS = "{where} has too few good replicas to accept writes"
 _NO_PRIMARY = "{where} has lost its primary; wait for the failover"
-_BUSY = "{where} is busy running somebody's script"
+_BUSY = "{where} is busy running a Lua script; try again later"
 _NO_SENTINEL = "no sentinel of {where} answers and knows a primary of that name"
 _CLIENTS = "{where} has reached its maxclients"
 _DATABASE = "{where} has no database of that number"
-_OTHER_TYPE = "its key at {where} holds another type, so somebody else uses this prefix"
+_OTHER_TYPE = "its key at {where} holds another type, so another program uses this prefix"
 
 # The first class that fits gives the answer, so subclasses stand before their bases.
 _BY_CLASS: tuple[tuple[type[Exception], type[StoreError], str], ...] = (
@@ -122,7 +122,7 @@ def _tls_refused(error: BaseException) -> str | None:
     if isinstance(found, ssl.SSLCertVerificationError):
         words = found.verify_message.rstrip(".")
         why = _CERTIFICATES.get(found.verify_code, _AUTHORITY.format(words=words))
-        return f"the certificate of {{where}} is refused: {why}"
+        return f"the certificate of {{where}} is rejected: {why}"
     reason = getattr(found, "reason", None)  # not every SSLError of Python's has one
     if reason in NO_TLS:
         return "{where} does not speak TLS; use redis://, or the port that does"

@@ -290,7 +290,7 @@ def new_reader() -> Reader:
 
 
 def known_error(error: driver.ResponseError) -> Exception:
-    """Give an error its class: until 5.x only a cluster's client knows those of a cluster."""
+    """Return an error in its class: until 5.x only a cluster's client knows those of a cluster."""
     return reply_error(str(error)) if type(error) is driver.ResponseError else error
 
 
@@ -357,7 +357,7 @@ _free_connections: Final = attrgetter("_free")
 
 
 def give_back_to_node(node: Any, connection: Any) -> None:
-    """Give back a connection that a cluster's node lent, for asyncio."""
+    """Return a connection to the cluster's node that lent it, for asyncio."""
     release = getattr(node, "release", None)  # from 6.4 on
     if release is None:
         _free_connections(node).append(connection)  # as its own commands do

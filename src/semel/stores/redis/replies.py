@@ -8,7 +8,7 @@ outcome is packed here, and the scripts never look inside it.
     bytes  field        meaning
     1      version      1
     1      flags        bits 0-1 state, 4 hold, 8 retryable, 16 fingerprint present,
-                        32 somebody waits
+                        32 a call waits
     1      superseded   how many replaced fingerprints follow, 0 to 8
     4      number
     7      fence        microseconds or previous + 1

@@ -101,7 +101,7 @@ class RedisStore(Store):
     def send(self, requests: Sequence[Request[T]]) -> list[T | StoreError]:
         """Answer requests about single records, in one round trip; large values cost another.
 
-        If the server is away, that is raised, for all of them; a lost node of a cluster is the
+        If the server is down, that is raised, for all of them; a lost node of a cluster is the
         error of those requests that it would have answered.
         """
         limits = self.transport.send(self._commands.limits_of(requests))
@@ -114,7 +114,7 @@ class RedisStore(Store):
         return with_rejections(answers, rejected)
 
     def diagnose(self) -> list[str]:
-        """Tell what the server's settings put at risk."""
+        """Return what the server's settings put at risk."""
         return self.transport.ask(self._commands.diagnose())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Wake-ups from Redis: one connection for each server that somebody waits on.
+"""Wake-ups from Redis: one connection for each server that a call waits on.
 
 redis-py connects (TLS, login, Sentinel are its business); then its socket or stream is read and
 written here, because its own subscriptions do not let a thread add a channel while another reads.
@@ -109,7 +109,7 @@ class RedisSubscriber(_Subscriber):
         while True:
             data = self._socket.recv(CHUNK)
             if not data:
-                raise ConnectionError("the server has hung up")
+                raise ConnectionError("the server closed the connection")
             self._messages.read(data, subscriptions)
             # What TLS has decrypted already does not make the socket readable again.
             if not getattr(self._socket, "pending", int)():
@@ -140,7 +140,7 @@ class AsyncRedisSubscriber(_Subscriber, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Say so, to redis-py too, which may wait for the end of its stream."""
         self._stream.connection_lost(exc)
-        self._on_lost(self, exc or ConnectionError("the server has hung up"))
+        self._on_lost(self, exc or ConnectionError("the server closed the connection"))
 
     async def close(self) -> None:
         """Disconnect."""

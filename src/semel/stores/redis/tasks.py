@@ -6,7 +6,7 @@ unix sockets are its business); then the connection's stream is taken over:
 - An idle connection sends at once. While replies are outstanding, the commands of one turn of the
   event loop leave together, a handful of writes for many of them.
 - Replies are read by hiredis and belong to the commands in the order in which these were sent; the
-  reply of a caller that was cancelled is dropped.
+  reply of a caller that was canceled is dropped.
 - A connection repeats nothing. When it breaks, or its oldest command has waited too long, everyone
   who waits is notified, and a command may be sent again the long way, as `retry` says.
 """
@@ -277,7 +277,7 @@ class Connection(asyncio.Protocol):
         return self._held is not None or monotonic() - self.confirmed_at > SILENCE
 
     def fresh(self) -> bool:
-        """Whether nobody has found out yet that the server is the right one."""
+        """Whether it is not known yet that the server is the right one."""
         return self.confirmed_at == -inf
 
     def believe(self, until: float) -> None:
@@ -300,7 +300,7 @@ class SharedTask(Generic[T]):
         self._closed = False
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """Begin the work, unless it is under way; nobody has to wait for it."""
+        """Begin the work, unless it is under way; no call has to wait for it."""
         if self._closed:
             raise _closed()
         # One that has ended may still be noted: an exception may have struck before its call-back.

@@ -131,7 +131,7 @@ class Connection:
         self.parser = parser_of(self.connection)
 
     def release(self) -> None:
-        """Give the connection back to the pool that lent it, as it is."""
+        """Return the connection to the pool that lent it, as it is."""
         connection = self._held.pop()
         if self._lender is not None:
             self._lender.release(connection)

@@ -89,5 +89,5 @@ def _rank(identity: Identity) -> bytes:
 
 
 def put_back(outcomes: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Give each outcome the place that its request had before `by_digest`."""
+    """Put each outcome in the place that its request had before `by_digest`."""
     return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True), key=itemgetter(0))]

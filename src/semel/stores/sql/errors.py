@@ -103,7 +103,7 @@ class ErrorRules(Protocol):
     """What the errors of a database mean: the module `errors` of each knows."""
 
     def repeat_after(self, error: Exception) -> Repeat | None:
-        """Tell whether what met this error is worth sending again."""
+        """Return whether what met this error is worth sending again."""
         ...
 
     def translate(self, error: Exception, place: str) -> Exception:

@@ -180,7 +180,7 @@ def _read(row: Row, now: float) -> Record:
 
 def texts_as_bytes(remedy: str) -> ConfigError:
     """Say that a connection gives bytes for texts, and how to open it so that it does not."""
-    return ConfigError(f"this connection returns texts as bytes: {remedy}")
+    return ConfigError(f"this connection returns strings as bytes: {remedy}")
 
 
 def _fingerprints(stored: bytes | list[bytes] | None) -> tuple[bytes, ...]:

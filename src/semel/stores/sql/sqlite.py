@@ -242,7 +242,7 @@ class FileSource:
     def for_upkeep(self) -> FileSource:
         """The same file, for work that can wait.
 
-        Nobody relies on its commits, so they are not synced; and it writes the log back long before
+        Its commits are not relied on, so not synced; and it writes the log back long before
         a commit of the others would have to stop and do so.
         """
         return FileSource(
@@ -287,7 +287,7 @@ class FileSource:
     def check(self, connection: sqlite3.Connection) -> None:
         """Undo what an interrupt between two statements left open; its callers know.
 
-        Nobody else sees what is written to a file that has lost its name.
+        No other program sees what is written to a file that has lost its name.
         """
         if _file_id(self.place) != self._opened:
             raise _lost(self.place)
@@ -379,8 +379,8 @@ class GivenSource:
         if self._file and _file_id(self._file) != self._found:
             raise ConfigError(
                 f"the SQLite database {self._file} was deleted or replaced while it was open: "
-                "nobody else sees what this connection writes; restore the file, open a connection "
-                "to it and make a new store with that"
+                "no other program sees what this connection writes; restore the file, open a "
+                "connection to it, and make a new store with that"
             )
         if connection.in_transaction:
             raise StoreError(

@@ -240,7 +240,7 @@ class Session(ForkAware):
         """Run the jobs, all writes in one transaction; `answer` is called once for each job.
 
         An exception that is no error of the database's may be one of a signal handler's, raised in
-        the thread that happens to work for all. It is nobody's outcome: what was undone by it is
+        the thread that happens to work for all. It is no caller's outcome: what was undone by it is
         done once more, and it is returned, for that thread alone. One that comes again is a bug.
         """
         waiting = list(jobs)
@@ -503,7 +503,7 @@ def drive(
 
 
 def _split(jobs: Sequence[J]) -> tuple[list[J], list[J]]:
-    """Tell the jobs that have all of their answers from those that do not."""
+    """Split the jobs that have all of their answers from those that do not."""
     answered: list[J] = []
     waiting: list[J] = []
     for job in jobs:

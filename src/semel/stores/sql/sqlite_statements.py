@@ -1,7 +1,7 @@
 """The SQL of SQLite: the table, its indexes, and what each verb sends.
 
-This module writes SQL. It runs none. The rules are those of `judge`: inside a transaction nobody
-else writes, so a verb reads the record, has it judged and writes it. Two verbs need one statement
+This module writes SQL. It runs none. The rules are those of `judge`: inside a transaction no other
+call writes, so a verb reads the record, has it judged and writes it. Two verbs need one statement
 in the plain case: a claim inserts where there is no row, a complete updates what its owner runs.
 Many of these share a statement: SQLite works on it without Python's lock, so that the event loop
 goes on meanwhile. With a statement for each, the lock is fought for at every one of them.
@@ -485,7 +485,7 @@ class SQLiteVerbs:
         elif isinstance(answer, Busy) and to_note:
             yield self._table.note(ask.identity, now)
             log.warning(
-                "the clock of this machine was set back: a running record was written in the "
+                "this machine's clock was set back: a running record was written in the "
                 "future; its lease ends in %.1f s, counted from now, unless it is renewed",
                 answer.retry_after,
             )

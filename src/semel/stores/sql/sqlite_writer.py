@@ -1,6 +1,6 @@
 """Who runs the transaction that many callers share: a thread among them, or a writer thread.
 
-Threads: a caller that finds nobody at work leads. It runs its own operations at once, with no
+Threads: a caller that finds no other at work leads. It runs its own operations at once, with no
 hand-over to another thread. Callers that come while it commits queue up; the first of them leads
 next and takes the whole queue into one transaction (`thread_batching`). So an idle store answers
 directly, and a busy one shares its commits.
@@ -8,7 +8,7 @@ directly, and a busy one shares its commits.
 Tasks: SQLite's calls block, so they run in a thread; one thread, because one connection writes at a
 time anyway. What is asked for while it commits goes into its next transaction. The thread starts
 with the first call and ends with `close`; also when nothing is asked for any more, until the next
-call. So a store that nobody closed, because its event loop is gone, leaves nothing behind; and when
+call. So a store that is not closed, since its event loop is gone, leaves nothing behind; and when
 the store itself is gone, the thread ends at once.
 """
 
@@ -148,7 +148,7 @@ class Writer(ForkAware):
     async def run(self, operations: Sequence[Any]) -> list[Any]:
         """Run the operations and return their outcomes, errors among them.
 
-        A caller that is cancelled is freed at once; its operations are carried out all the same.
+        A caller that is canceled is freed at once; its operations are carried out all the same.
         """
         return await self.submit(operations)
 

@@ -277,7 +277,7 @@ class Executor(ABC):
     def outcome(self, operation: Operation[Any], deadline: Deadline) -> Any:
         """Run one operation, and return its answer or its error; what is no such error is raised.
 
-        That may be an exception of a signal handler: it is nobody's outcome.
+        That may be an exception of a signal handler: it is no request's outcome.
         """
         try:
             deadline.check()

@@ -268,7 +268,7 @@ class SwapVerbs:
 
     @operation
     def adopt(self, ask: AdoptRequest) -> Verb[Record | None]:
-        """Give an abandoned attempt to a resolver."""
+        """Assign an abandoned attempt to a resolver."""
         for _ in range(ROUNDS):
             rows = self._rows((yield self._table.read(ask.identity)))
             if not rows:

@@ -268,9 +268,9 @@ class Breaker:
                 pause = self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
                 self._tried, self._next = now, now + pause
         if outage is None:
-            log.info("the front at %s is in use again", self._where)
+            log.info("front at %s in use again", self._where)
         elif not was_open:
-            log.warning("the front is out of use, SQL answers alone: %s", outage)
+            log.warning("front unreachable; SQL decides alone: %s", outage)
 
 
 # --- the two stores, by URL or as objects of the application; nothing is connected here ------

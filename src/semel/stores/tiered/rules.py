@@ -8,7 +8,7 @@ This module decides. It never waits, reads a clock, or touches the front or the 
     anything else    nothing, and SQL is asked: a miss never means "new"
 
 It is not asked at all for a caller that holds or replaces, for an owner that asks again, and while
-somebody here waits for the record to end: SQL tells that, and the front may not know it yet.
+a call here waits for the record to end: SQL tells that, and the front may not know it yet.
 
     SQL said         sent to the front
     Claimed          nothing; a mark, if something older may be there
@@ -125,7 +125,7 @@ UNKNOWN_FENCE: Final = 0
 
 HINTED: Final = 1.0
 """Seconds that a hint lasts. Its owner takes it away when the attempt ends, unless the front is out
-of its reach: then nobody would, and a waiting caller would wait for the whole lease."""
+of its reach: then no process would, and a waiting caller would wait for the whole lease."""
 
 _KIND_OF: Final = {State.SUCCEEDED: Kind.SUCCEEDED, State.FAILED: Kind.FAILED}
 _STATES: Final = {kind: state for state, kind in _KIND_OF.items()}

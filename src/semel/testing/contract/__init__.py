@@ -43,4 +43,4 @@ class StoreContract(
     ScanContract,
     RepairContract,
 ):
-    """Everything a store promises, in one suite for both kinds."""
+    """Tests everything that a store promises, in one suite for both kinds."""

@@ -63,7 +63,7 @@ def unread(record: Record) -> Record:
 
 
 class OwnershipContract(StoreUnderTest):
-    """The current owner is the one in the record; nobody else writes."""
+    """The current owner is the one in the record; no other one writes."""
 
     def test_a_late_owner_is_refused_after_takeover_and_the_new_attempt_is_untouched(
         self, driven: StoreDriver
@@ -238,7 +238,7 @@ class OwnershipContract(StoreUnderTest):
 
 
 class HoldContract(StoreUnderTest):
-    """Held by the record or by the caller: nobody knows whether it happened."""
+    """Held by the record or by the caller: it may have taken effect."""
 
     def test_an_abandoned_record_that_is_held_is_given_to_nobody(self, driven: StoreDriver) -> None:
         abandon(driven, ANNA, hold=True)

@@ -339,7 +339,7 @@ ODD_KEYS = [
 
 
 def _owner(number: int) -> bytes:
-    """Give each identity an owner of its own: the same one would be allowed to claim again."""
+    """Return for each identity an owner of its own: the same one may claim again."""
     return b"%d" % (10 ** (OWNER_BYTES - 1) + number)
 
 

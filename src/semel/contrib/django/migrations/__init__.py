@@ -60,13 +60,13 @@ def statements(vendor: str, version: int) -> tuple[str, ...]:
             f"INSERT INTO {VERSIONS} (table_name, version) VALUES ('{DEFAULT_TABLE}', {version})",  # noqa: S608 - constants
         )
     if vendor not in _PACKAGES:
-        raise ConfigError(f"semel keeps no records in {vendor}")
+        raise ConfigError(f"semel can't keep records in {vendor}")
     (step,) = [step for step in read_migrations(_PACKAGES[vendor]) if step.version == version]
     return step.statements
 
 
 def _is_needed(connection: Any, version: int) -> bool:
-    """Tell whether the table has yet to come to this version."""
+    """Return whether the table has yet to come to this version."""
     vendor = connection.vendor
     with connection.cursor() as cursor:
         for statement in _turn(vendor):

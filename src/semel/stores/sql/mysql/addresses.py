@@ -227,7 +227,7 @@ def check_first_answer(row: Any) -> None:
         raise texts_as_bytes(WITH_UNICODE)
     if text != "\N{PARTY POPPER}":
         raise ConfigError(
-            "this connection garbles texts, and keys would be mistaken for others: open it with "
+            "this connection garbles strings, and keys would be mistaken for others: open it with "
             "charset='utf8mb4'"
         )
 

@@ -36,7 +36,7 @@ from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 T = TypeVar("T")
 
 BATCH_CONNECTIONS: Final = 4
-"""Two for claims and two for completes: as many batches of each are away at a time, at most."""
+"""Two for claims and two for completes: as many batches of each are out at a time, at most."""
 
 RENEWAL_CONNECTIONS: Final = 1
 
@@ -99,7 +99,7 @@ class AsyncMySQLStore(AsyncServerStore):
         return await self._calls.repeated(work, self._calls.deadline())
 
     async def diagnose(self) -> list[str]:
-        """Tell what the server's settings put at risk."""
+        """Return what the server's settings put at risk."""
         return await self._calls.run_one(self._verbs.diagnose())
 
 

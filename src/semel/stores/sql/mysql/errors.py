@@ -73,7 +73,7 @@ UNREACHABLE: Final[Mapping[int, str]] = {
     2003: "cannot be reached",
     2005: "its name is not known",
 }
-"""Nobody answers there: the server is down, and may be starting again. Or it has no connection left
+"""No server answers there: it is down, and may be starting again. Or it has no connection left
 to give, and one of ours may become idle."""
 
 NOT_THE_STATEMENT: Final[Mapping[int, str]] = {
@@ -84,7 +84,7 @@ NOT_THE_STATEMENT: Final[Mapping[int, str]] = {
 1153 is among them for its connection's sake; `rejects_value` knows that it concerns the value."""
 
 _MIGRATE = "run `semel migrate`, or the SQL files in semel/stores/sql/mysql/ddl"
-_DENIED = "refuses the user or the password"
+_DENIED = "rejects the user or the password"
 _FORBIDDEN = (
     f"does not permit this user to do that; let one who may create tables {_MIGRATE}, and GRANT "
     "SELECT, INSERT, UPDATE, DELETE on the table and SELECT on semel_schema"
@@ -94,8 +94,8 @@ _READ_ONLY = "takes no writes (a replica, or read-only); name the primary"
 _OUT_OF_CLUSTER = "cannot commit (a node outside its cluster's primary component)"
 
 _NO_VALUE = (
-    "has a column that must not be empty and that nobody fills: give it a default, let it be NULL, "
-    "or name it in columns="
+    "has a column that must not be empty and that nothing fills: give it a default, let it be "
+    "NULL, or name it in columns="
 )
 _BINLOG = "cannot log this change: set binlog_format to ROW or MIXED"
 
@@ -137,7 +137,7 @@ _NO_ENTRY: Final = _REFUSED | {
 
 _SAYS: Final = _NO_ENTRY | {
     1205: "has the record locked by another transaction",
-    1213: "made this statement the victim of one deadlock after the other",
+    1213: "rolled this statement back because of deadlocks, time after time",
     3101: "undid this statement in favor of another one, time after time",
     **dict.fromkeys(READ_ONLY, _READ_ONLY),
     **dict.fromkeys(OUT_OF_CLUSTER, _OUT_OF_CLUSTER),
@@ -197,7 +197,7 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def repeat_after(error: Exception) -> Repeat | None:
-    """Tell whether what met this error is worth sending again."""
+    """Return whether what met this error is worth sending again."""
     if may_repeat(error):
         return Repeat.LOCKED
     if is_unreachable(error) or cannot_write(error):
@@ -307,7 +307,7 @@ def least_time(timeout: float, *, waits_for_locks: bool) -> float:
     """Return the seconds that every statement may take.
 
     The server answers that a record is locked after this time. Who did not wait for that answer
-    could not tell a locked record from a server that is away.
+    could not tell a locked record from a server that is unreachable.
     """
     return min(timeout, (lock_wait(timeout) if waits_for_locks else 1) + 0.5)
 

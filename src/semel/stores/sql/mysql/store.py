@@ -37,7 +37,7 @@ from semel.stores.urls import DEFAULT_PREFIX, DEFAULT_TIMEOUT
 T = TypeVar("T")
 
 BATCH_CONNECTIONS: Final = 4
-"""Two for claims and two for completes: as many batches of each are away at a time, at most."""
+"""Two for claims and two for completes: as many batches of each are out at a time, at most."""
 
 RENEWAL_CONNECTIONS: Final = 1
 
@@ -100,7 +100,7 @@ class MySQLStore(ServerStore):
         return self._calls.repeated(work, self._calls.deadline())
 
     def diagnose(self) -> list[str]:
-        """Tell what the server's settings put at risk."""
+        """Return what the server's settings put at risk."""
         return self._calls.run_one(self._verbs.diagnose())
 
 

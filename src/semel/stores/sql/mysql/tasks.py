@@ -1,6 +1,6 @@
 """asyncmy: the connections of a store for asyncio, and what is sent on them.
 
-`threads` has the same names. A caller that is cancelled closes its connection: the answer it did
+`threads` has the same names. A caller that is canceled closes its connection: the answer it did
 not wait for would be taken for the next one's.
 """
 

@@ -5,7 +5,7 @@ then inserting deadlocks two callers of a new key; a plain duplicate error locks
 read share a round trip because it halves a replay over a network. Measured on loopback, where a
 round trip is nearly free, the pair in one message takes 0.75 to 0.9 of the time of two messages.
 
-A batch is one statement, one commit and a judgement of each row. Its answers come by identity. A
+A batch is one statement, one commit and a judgment of each row. Its answers come by identity. A
 member that is not among them was left open: it is asked for by the verb for one member, which knows
 every case. The members must be different identities.
 """
@@ -179,7 +179,7 @@ class MySQLVerbs(SwapVerbs):
 
     @operation
     def diagnose(self) -> Verb[list[str]]:
-        """Tell which settings of the server let it lose what it committed."""
+        """Return which settings of the server let it lose what it committed."""
         reply = yield Statement(
             "SELECT @@innodb_flush_log_at_trx_commit, LOWER(@@innodb_flush_method)",
             (),

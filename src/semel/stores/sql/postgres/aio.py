@@ -137,7 +137,7 @@ class AsyncPostgresStore(AsyncServerStore):
         return self._verbs if table is None else self._verbs.on(self._schema.beside(table))
 
     async def diagnose(self) -> list[str]:
-        """Tell what the server's settings put at risk."""
+        """Return what the server's settings put at risk."""
         return await self._calls.run_one(self._verbs.diagnose())
 
 
@@ -226,7 +226,7 @@ class AsyncPostgresExecutor(AsyncExecutor):
         return await self.repeated(work, deadline)
 
     async def reason(self, error: Exception, deadline: Deadline) -> Exception:
-        """Tell why the call failed: running out of time is only how a repeated one ends.
+        """Return why the call failed: running out of time is only how a repeated one ends.
 
         Of a lock, find out what is locked: a record runs elsewhere then, a table is an outage.
         """

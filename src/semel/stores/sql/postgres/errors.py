@@ -113,7 +113,7 @@ _REJECTIONS: Final = (
     ("does not exist", _NOT_THERE),
     (
         "password|authentication (?:failed|method)|permitted to log in",
-        "{place} refused the login; check user and password ({text})",
+        "{place} rejected the login; check user and password ({text})",
     ),
     (
         "pg_hba.conf|certificate|not support SSL|rejected SSL|permission denied",
@@ -199,7 +199,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def repeat_after(error: Exception) -> Repeat | None:
-    """Tell whether what met this error is worth sending again."""
+    """Return whether what met this error is worth sending again."""
     if isinstance(error, UNDONE):
         return Repeat.UNDONE
     return Repeat.AWAY if is_lost(error) else None

@@ -28,7 +28,7 @@ def channel(digest: UUID) -> bytes:
 
 
 def tell(pgconn: PGconn, subscriptions: Subscriptions[Any]) -> None:
-    """Take in what has come: each message names its record, and others are nobody's."""
+    """Take in what has come: each message names its record, and the others are not ours."""
     pgconn.consume_input()
     while (notice := pgconn.notifies()) is not None:
         subscriptions.received(notice.extra)
@@ -54,7 +54,7 @@ class PostgresSubscriber:
         self._pgconn = connection.pgconn
 
     def fileno(self) -> int:
-        """Give the socket to wait on."""
+        """Return the socket to wait on."""
         return self._pgconn.socket
 
     def subscribe(self, channel: Any) -> None:
@@ -64,7 +64,7 @@ class PostgresSubscriber:
         """Nothing was asked for."""
 
     def read(self, subscriptions: Subscriptions[Any]) -> None:
-        """Tell what has come."""
+        """Return what has come."""
         tell(self._pgconn, subscriptions)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class AsyncPostgresSubscriber:
         """Nothing was asked for."""
 
     def _read(self, subscriptions: Subscriptions[Any], on_lost: OnLost) -> None:
-        """Tell what has come."""
+        """Return what has come."""
         try:
             tell(self._pgconn, subscriptions)
         except psycopg.OperationalError as error:

@@ -138,7 +138,7 @@ class PostgresStore(ServerStore):
         return self._verbs if table is None else self._verbs.on(self._schema.beside(table))
 
     def diagnose(self) -> list[str]:
-        """Tell what the server's settings put at risk."""
+        """Return what the server's settings put at risk."""
         return self._calls.run_one(self._verbs.diagnose())
 
 
@@ -227,7 +227,7 @@ class PostgresExecutor(Executor):
         return self.repeated(work, deadline)
 
     def reason(self, error: Exception, deadline: Deadline) -> Exception:
-        """Tell why the call failed: running out of time is only how a repeated one ends.
+        """Return why the call failed: running out of time is only how a repeated one ends.
 
         Of a lock, find out what is locked: a record runs elsewhere then, a table is an outage.
         """

@@ -139,7 +139,7 @@ def is_dead(connection: BoundedConnection | AsyncBoundedConnection) -> bool:
 
 
 def limits(timeout: float) -> tuple[str, str]:
-    """Give `CONFIGURE` its values."""
+    """Return the values of `CONFIGURE`."""
     # Never 0, which means no limit at all.
     return f"{ceil(timeout * LOCK_SHARE * 1000)}ms", f"{ceil(timeout * STATEMENT_SHARE * 1000)}ms"
 
@@ -318,7 +318,7 @@ def check_answers(connection: Connection | AsyncConnection) -> None:
 
 
 def open_transaction() -> StoreError:
-    """Tell that the application is in the middle of something."""
+    """Return the error for a connection whose transaction is open."""
     return StoreError(
         "the given connection has an open transaction; commit it or roll it back first, or "
         "give the store a connection of its own"

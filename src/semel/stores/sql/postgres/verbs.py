@@ -84,7 +84,7 @@ class Query:
         self._pick = itemgetter(names[0], *names)
 
     def __call__(self, **values: Any) -> Statement:
-        """Give each name its value; those that the statement does not know are left out."""
+        """Return the value of each name; those that the statement does not know are left out."""
         return self.fill(values)
 
     def fill(self, values: Mapping[str, Any]) -> Statement:
@@ -526,7 +526,7 @@ class PostgresVerbs(SwapVerbs):
 
     @operation
     def purge(self, ask: PurgeRequest) -> Verb[int]:
-        """Remove expired records and, if asked, those abandoned long ago that nobody holds."""
+        """Remove expired records and, if asked, those abandoned long ago that are not held."""
         reply = yield self._table.statements.purge_expired(
             prefix=self._table.prefix, limit=ask.limit
         )
@@ -551,7 +551,7 @@ class PostgresVerbs(SwapVerbs):
 
     @operation
     def diagnose(self) -> Verb[list[str]]:
-        """Tell which settings of the server, or of this session, let it lose what it committed."""
+        """Return which settings of the server or this session let it lose what it committed."""
         reply = yield Statement(
             "SELECT name::text FROM pg_catalog.pg_settings WHERE name = ANY ($1::text[]) "
             "AND setting = 'off' ORDER BY name",
