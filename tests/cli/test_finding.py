@@ -258,18 +258,19 @@ def of_the_page(semel_sqlite):
     """The records that the page talks about."""
     digested = "808ab18c5e0c8319f9edbe085b0ead34"
     names = (Identity("orders.pay", f"order:{number}") for number in range(45, 100))
-    held = [
-        (Identity("http", stored_key("order-1", "ann")), 728.0, "web-1:4711", "TimeoutError"),
-        (Identity("orders.pay", "order:42"), 160.0, "web-2:815", None),
+    abandoned = [
+        (Identity("http", stored_key("order-1", "ann")), 728.0, True, "web-1:4711", "TimeoutError"),
+        (Identity("orders.pay", "order:42"), 160.0, True, "web-2:815", None),
+        (Identity("mails.send", "mail:7"), 400.0, False, "web-2:815", None),
     ]
     done = [
         next(identity for identity in names if identity.key_digest == digested),
         Identity("http", stored_key("order-2", "ann", PAY)),
     ]
     with closing(open_store(semel_sqlite.url)) as store:
-        for identity, ago, by, why in held:
+        for identity, ago, hold, by, why in abandoned:
             info = run_info.build(by, 60.0, "json/1", why)
-            store.claim(ClaimRequest(identity, OWNER, None, 60.0, 60.0, hold=True, run_info=info))
+            store.claim(ClaimRequest(identity, OWNER, None, 60.0, 60.0, hold=hold, run_info=info))
             store.renew(identity, OWNER, -ago)
         for identity in done:
             store.put(identity, Encoded("json/1", b"1"), 86_400.0, owner=OWNER)

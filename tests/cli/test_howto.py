@@ -28,7 +28,7 @@ def examples() -> list[tuple[str, str]]:
     found = []
     for block in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
         for text in block.split("$ ")[1:]:
-            command, _, output = text.partition("\n")
+            command, _, output = text.replace("\\\n", "").partition("\n")
             if command.startswith(("semel resolve", "semel show")):
                 found.append((command, output))
     return found

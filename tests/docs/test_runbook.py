@@ -56,7 +56,7 @@ def steps(scenario: str) -> list[Step]:
     for name, text in BLOCK.findall(PAGE):
         if name == scenario:
             for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-                command, _, output = part.partition("\n")
+                command, _, output = part.replace("\\\n", "").partition("\n")
                 found.append(Step(command, output))
     return found
 

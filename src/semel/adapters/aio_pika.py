@@ -93,13 +93,13 @@ def once(
 ) -> AioPikaConsumer:
     """Return a callback for `queue.consume` that calls `handle(message)` once for each message.
 
-    `consumer` names who handles the messages; it is `queue` unless given. `queue` is where they
-    are, which no message tells; `run` knows it, too. `key` says which messages are the same,
-    `missing` what becomes of one without an id, `payload` what has to be equal. `policy` wins over
-    that of the engine (`idempotency`). `dead_letters` is True if the queue has a dead-letter
-    exchange, or the name of a queue for rejected messages. `delay_queues` is the type of the queues
-    in which messages wait. With `transaction`, such as `Session.begin`, `handle(session, message)`
-    and the record are one commit.
+    `consumer` names who handles the messages; the default is `queue`. `queue` is the queue of the
+    messages, which a message doesn't name; `run` knows it, too. `key` says which messages are the
+    same, `missing` what happens to one without an id, and `payload` what must match. `policy` wins
+    over the policy of the engine (`idempotency`). `dead_letters` is True if the queue has a
+    dead-letter exchange, or the name of a queue for rejected messages. `delay_queues` is the type
+    of the queues in which messages wait. With `transaction`, such as `Session.begin`,
+    `handle(session, message)` and the record are one commit.
 
     Examples:
         >>> async def handle(message):
@@ -133,10 +133,10 @@ def message(
     headers: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Message:
-    """Return a message with an id that is the same whenever it is sent; aio-pika makes up others.
+    """Return a message with an id that is the same each time you send it, unlike aio-pika's own.
 
-    `part` names the message within the operation that runs, as in `Attempt.derive`; `message_id` is
-    an id of your own. `body`, `headers` and `fields` are those of `aio_pika.Message`.
+    `part` names the message within the running operation, as in `Attempt.derive`; `message_id` is
+    your own id. `body`, `headers`, and `fields` are those of `aio_pika.Message`.
 
     Examples:
         >>> message(b"{}", message_id="order-42", delivery_mode=2).message_id
@@ -147,7 +147,7 @@ def message(
 
 
 class AioPikaConsumer:
-    """A callback for `queue.consume`, made by `once`."""
+    """A callback for `queue.consume`, created by `once`."""
 
     def __init__(self, handled: AsyncConsumer, rules: RabbitRules) -> None:
         self._handled = handled
@@ -267,7 +267,7 @@ class AioPikaConsumer:
         await self._settle(_cancel_consumer(message))
 
     def stop(self) -> None:
-        """Let `run` end, this one and every later one; for signal handlers of the event loop."""
+        """End `run`, this one and every later one; for signal handlers of the event loop."""
         self._stop.set()
 
     async def run(
@@ -279,10 +279,10 @@ class AioPikaConsumer:
     ) -> bool:
         """Consume `queue` until `stop` or one of these `signals`; then `drain`.
 
-        Those that are handled get `grace` seconds to end; False = some did not. Raises what stops
+        Running handlers get `grace` seconds to end; return False if some did not. Raise what stops
         the consumer, and `ConnectionError` when the channel is closed, which a robust one is only
-        by its own `close`. If RabbitMQ ends the consumer, because the queue was deleted, it
-        consumes again when there is a queue of this name. A second `run` beside the first raises
+        by its own `close`. If RabbitMQ cancels the consumer because the queue was deleted, it
+        consumes again when a queue of this name exists. A second `run` beside the first raises
         `ConfigError`.
         """
         if self._error is not None:
@@ -373,10 +373,10 @@ class AioPikaConsumer:
         await self._publisher(channel.connection).bind_again(queue.name)
 
     async def drain(self, *, grace: float = 30.0) -> bool:
-        """Wait for the messages that are handled; cancel the consumer before.
+        """Wait for running handlers; cancel the consumer before you call it.
 
-        What still runs after `grace` seconds is canceled, and goes back to its queue (False).
-        Raises what stopped the consumer.
+        What still runs after `grace` seconds is canceled and goes back to its queue; then return
+        False. Raise what stopped the consumer.
         """
         self._handled.wait_no_longer()
         late = await self._running.drain(grace)

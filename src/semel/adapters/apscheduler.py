@@ -61,7 +61,7 @@ TOLERANCE: Final = timedelta(milliseconds=1)
 
 
 class Skipped(Struct, frozen=True):
-    """What listeners get as the `retval` of a run that was done, or is running, elsewhere."""
+    """The `retval` that listeners get for a run that was done or is running elsewhere."""
 
     job_id: str
     run_time: datetime
@@ -176,10 +176,10 @@ class OnceExecutor(_OnceExecutor, ThreadPoolExecutor):
     """Runs jobs in a pool of threads, each run time in one process only.
 
     `idempotency` is an engine; `max_workers` and `pool_kwargs` are those of APScheduler's own
-    `ThreadPoolExecutor`. `scope` keeps applications apart that share a store. With `standby` a
-    process that comes second waits for the one that runs, to take over if it fails or dies: so many
-    seconds, or up to a second before the next run time (True). `policy` wins over that of the
-    engine.
+    `ThreadPoolExecutor`. `scope` keeps applications apart that share a store. With `standby`, a
+    process that comes second waits for the running one, and runs the job if that fails or dies: so
+    many seconds, or up to a second before the next run time (True). `policy` wins over the engine's
+    policy.
 
     Examples:
         >>> from apscheduler.schedulers.background import BackgroundScheduler
@@ -204,7 +204,7 @@ class OnceExecutor(_OnceExecutor, ThreadPoolExecutor):
         self._runs = idempotency.internals
 
     def check(self, job: Job) -> None:
-        """Raise a `ConfigError` if this `job` is async, or processes would not agree about it."""
+        """Raise `ConfigError` if this `job` is async, or processes would not agree about it."""
         super().check(job)
         if inspect.iscoroutinefunction(job.func):
             raise ConfigError(

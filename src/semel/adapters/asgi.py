@@ -50,7 +50,7 @@ HTTP/2 may be empty) would never reach a limit of bytes.
 class IdempotencyMiddleware:
     """Protects the requests to `app` that have a key; see `semel.http` for the rules and options.
 
-    `idempotency` is an AsyncIdempotency, or a URL.
+    `idempotency` is an `AsyncIdempotency` or a URL.
 
     Examples:
         >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])

@@ -70,7 +70,7 @@ NOT_KEPT: Final = "the task was done before, and its value is not kept"
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of a task, `@app.task(idempotent={...})`; True is all defaults."""
+    """The options of a task, `@app.task(idempotent={...})`; True means the defaults."""
 
     consumer: str
     """Whose records these are: the name of the task, unless given."""
@@ -92,7 +92,7 @@ IdempotentOption: TypeAlias = bool | TaskOptions
 
 
 class IdempotentTask(Task):  # type: ignore[misc]  # Celery has no types
-    """The base of the classes that `task_class` makes."""
+    """The base class of what `task_class` returns."""
 
     abstract = True
     idempotency: Idempotency
@@ -143,7 +143,7 @@ class IdempotentTask(Task):  # type: ignore[misc]  # Celery has no types
 
 
 def task_class(idempotency: Idempotency | str, *, base: type[Any] = Task) -> type[IdempotentTask]:
-    """Make a task class for an application: `Celery("shop", task_cls=task_class(idem))`.
+    """Return a task class for your application: `Celery("shop", task_cls=task_class(idem))`.
 
     `idempotency` is an engine, or the URL of its store. `base` is the application's own task class.
 

@@ -51,7 +51,7 @@ Longer than a lease, so that it sends in place of one that died."""
 
 
 class every(schedule):  # noqa: N801 - schedules of Celery are called like functions
-    """An interval whose times are the same for all beats: multiples of it, counted from 1970 on.
+    """An interval with the same times on all beats: its multiples since 1970.
 
     `run_every` is its length: a number of seconds, or a timedelta. `relative`, `nowfun` and `app`
     are those of Celery's own schedules; an `every` is the same with and without `relative`.
@@ -145,11 +145,11 @@ def scheduler_class(
     scope: str = "celery.beat",
     policy: Policy | None = None,
 ) -> type[Scheduler]:
-    """Make a scheduler class for beat, on an engine of your own.
+    """Return a scheduler class for beat that uses your engine.
 
-    `idempotency` is the engine; without one it is the default engine, made from the settings.
-    `base` is the scheduler class that it adds to. `scope` keeps applications apart that share a
-    store, and `policy` wins over that of the engine.
+    `idempotency` is the engine; the default is the default engine of the settings. `base` is the
+    scheduler class to extend. `scope` keeps applications apart that share a store, and `policy`
+    wins over the engine's policy.
 
     Examples:
         >>> Beat = scheduler_class(idem)  # celery -A shop beat -S shop.beat:Beat

@@ -70,7 +70,7 @@ class Idempotent(starlette.Idempotent):
     """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
 
     `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with
-    `session=` and a sync session alone; a URL opens whichever kind of engine an endpoint needs.
+    `session=` and a sync session only; a URL opens the kind of engine that an endpoint needs.
 
     Examples:
         >>> idempotent = Idempotent("memory://")

@@ -108,10 +108,10 @@ class Idempotent:
     def init_app(
         self, app: Flask, *, middleware: bool = False, **paths: Unpack[PathOptions]
     ) -> None:
-        """Take what the configuration of `app` says; there may be several applications.
+        """Read the configuration of `app`; you can call it for several applications.
 
-        With `middleware=True` every view is protected, without a decorator, but outside of
-        `before_request`; `include`, `exclude` and `routes` then say which.
+        `middleware=True` protects every view without a decorator, but outside `before_request`;
+        `include`, `exclude`, and `routes` select views.
 
         At the first request, a decorator that protects nothing raises `ConfigError`.
         """
@@ -153,7 +153,7 @@ class Idempotent:
         app.extensions["semel"] = self
 
     def close(self) -> None:
-        """Close the engines that were opened here."""
+        """Close the engines that this object opened."""
         for engine in self._opened:
             engine.close()
         if self._given is not None:

@@ -42,10 +42,10 @@ _FOR_THREADS: Final = "an httpx.Client takes an IdempotentTransport, not an asyn
 
 
 class IdempotentTransport(httpx.BaseTransport):
-    """Sends requests through another transport, with a key, until they are answered.
+    """Sends requests with a key through another transport, and repeats them until a response.
 
-    `wrapped` is that transport, else one of httpx. Proxies, certificates and limits are its own,
-    not those of the client. `sleep` waits between two tries.
+    `wrapped` is that transport; the default is httpx's own. Its proxies, certificates, and limits
+    count, not those of the client. `sleep` waits between two tries.
 
     Examples:
         >>> client = httpx.Client(transport=IdempotentTransport(retries=5))
@@ -65,7 +65,7 @@ class IdempotentTransport(httpx.BaseTransport):
         self._sleep = sleep
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, again if need be."""
+        """Send a request, and repeat it as the options allow."""
         sending = _begun(self._rules, request)
         if sending is None:
             return self._wrapped.handle_request(request)
@@ -92,12 +92,12 @@ class IdempotentTransport(httpx.BaseTransport):
         raise ConfigError(_FOR_TASKS)
 
     async def handle_async_request(self, _: httpx.Request) -> NoReturn:
-        """Say which transport the other client takes."""
+        """Raise `ConfigError`: the other client takes another transport."""
         raise ConfigError(_FOR_TASKS)
 
 
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
-    """The same for `httpx.AsyncClient`; `wrapped` is an async transport, and `sleep` is awaited."""
+    """An `IdempotentTransport` for `httpx.AsyncClient`: `wrapped` and `sleep` are async."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         self._sleep = sleep
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, again if need be."""
+        """Send a request, and repeat it as the options allow."""
         sending = _begun(self._rules, request)
         if sending is None:
             return await self._wrapped.handle_async_request(request)
@@ -142,7 +142,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         raise ConfigError(_FOR_THREADS)
 
     def handle_request(self, _: httpx.Request) -> NoReturn:
-        """Say which transport the other client takes."""
+        """Raise `ConfigError`: the other client takes another transport."""
         raise ConfigError(_FOR_THREADS)
 
 

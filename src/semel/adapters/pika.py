@@ -75,7 +75,7 @@ _LOOK: Final = 0.2
 
 
 class Received(NamedTuple):
-    """What pika gave for a message: `message.raw`."""
+    """The parts of a pika message: `message.raw`."""
 
     method: Basic.Deliver
     properties: BasicProperties
@@ -99,14 +99,13 @@ def once(
 ) -> PikaConsumer:
     """Return a callback for `basic_consume` that calls `handle(message)` once for each message.
 
-    `queue` is where the messages are, which no message tells. `consumer` names who handles them; it
-    is `queue` unless given. `key` says which messages are the same, `missing` what
-    becomes of one without an id, `payload` what has to be equal. `policy` wins over that of the
-    engine (`idempotency`). `dead_letters` is True if the queue has a dead-letter exchange, or the
-    name of a queue for rejected messages. `delay_queues` is the type of the queues in which
-    messages wait. With
-    `transaction`, such as `Session.begin`, `handle(session, message)` and the record are one
-    commit. `threads` is how many messages are handled at the same time.
+    `queue` is the queue of the messages, which a message doesn't name. `consumer` names who handles
+    them; the default is `queue`. `key` says which messages are the same, `missing` what happens to
+    one without an id, and `payload` what must match. `policy` wins over the policy of the engine
+    (`idempotency`). `dead_letters` is True if the queue has a dead-letter exchange, or the name of
+    a queue for rejected messages. `delay_queues` is the type of the queues in which messages wait.
+    With `transaction`, such as `Session.begin`, `handle(session, message)` and the record are one
+    commit. `threads` is how many messages run at the same time.
 
     Examples:
         >>> callback = once(idem, print, queue="orders", dead_letters="orders.dead")
@@ -141,10 +140,10 @@ def properties(
     headers: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> BasicProperties:
-    """Return the properties of a message with an id that is the same whenever it is sent.
+    """Return the properties of a message with an id that is the same each time you send it.
 
-    `part` names the message within the operation that runs, as in `Attempt.derive`; `message_id` is
-    an id of your own. `headers` and `fields` are those of `pika.BasicProperties`.
+    `part` names the message within the running operation, as in `Attempt.derive`; `message_id` is
+    your own id. `headers` and `fields` are those of `pika.BasicProperties`.
 
     Examples:
         >>> properties(message_id="order-42", delivery_mode=2).message_id
@@ -185,7 +184,7 @@ class _Work(Struct, eq=False):
 
 
 class PikaConsumer:
-    """A callback for `basic_consume`, made by `once`; it may serve one channel after the other."""
+    """A callback for `basic_consume`, created by `once`; it can serve one channel after another."""
 
     def __init__(self, handled: Consumer, rules: RabbitRules, threads: int) -> None:
         self._handled = handled
@@ -289,7 +288,7 @@ class PikaConsumer:
     # --- the end ------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let `run` end, this one and every later one; for signal handlers and any thread."""
+        """End `run`, this one and every later one; safe in signal handlers and any thread."""
         self._stop.set()
 
     def run(
@@ -301,12 +300,12 @@ class PikaConsumer:
     ) -> bool:
         """Consume from `channel` until `stop` or one of these `signals`; then `drain`.
 
-        `channel` may be a function that connects and returns a channel that consumes: it is called
-        again when the connection is lost, or when RabbitMQ ends the consumer, as it does when a
-        queue is deleted. Those that are handled get `grace` seconds to end; False = some did not.
-        Raises what stops the consumer, for a plain channel also a `ConnectionError` when RabbitMQ
-        ends it. Signals are received in the main thread only: give none elsewhere. A second `run`
-        beside the first raises `ConfigError`.
+        `channel` can be a function that connects and returns a channel that consumes. semel calls
+        it again if the connection is lost or RabbitMQ cancels the consumer, as it does when a
+        queue is deleted. Running handlers get `grace` seconds to end; return False if some did
+        not. Raise what stops the consumer; for a plain channel, also `ConnectionError` when
+        RabbitMQ cancels it. Only the main thread receives signals, so pass none elsewhere. A
+        second `run` beside the first raises `ConfigError`.
         """
         with one_run(self._one_run):
             if isinstance(channel, BlockingChannel):
@@ -353,10 +352,10 @@ class PikaConsumer:
             channel.connection.call_later(_LOOK, partial(self._look, channel))
 
     def drain(self, channel: BlockingChannel, *, grace: float = 30.0) -> bool:
-        """Take no new message from the `channel`, and wait for those that are handled.
+        """Take no new message from the `channel`, and wait for running handlers.
 
-        Those that have not begun go back to their queue. What still runs after `grace` seconds is
-        not acknowledged (False): it goes back when the connection is closed.
+        Messages that have not begun go back to their queue. Return False if handlers still run
+        after `grace` seconds: their messages go back when the connection closes.
         """
         channel.stop_consuming()
         return self._wait_for_end(grace, channel.connection.process_data_events)

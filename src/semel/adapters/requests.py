@@ -34,9 +34,9 @@ A redirect or an authentication makes a copy of a request, and the hooks are all
 
 
 class IdempotentAdapter(HTTPAdapter):
-    """Sends requests, with a key, until they are answered.
+    """Sends requests with a key, and repeats them until a response.
 
-    `pool_connections`, `pool_maxsize`, `pool_block` and `max_retries` are those of `HTTPAdapter`.
+    `pool_connections`, `pool_maxsize`, `pool_block`, and `max_retries` are those of `HTTPAdapter`.
     `sleep` waits between two tries.
 
     Examples:
@@ -69,7 +69,7 @@ class IdempotentAdapter(HTTPAdapter):
         cert: Any = None,
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        """Send a request, again if need be."""
+        """Send a request, and repeat it as the options allow."""
         sending = _begun(self._rules, request)
         send = partial(super().send, request, stream, timeout, verify, cert, proxies)
         if sending is None:

@@ -114,7 +114,7 @@ class Idempotent:
     """Protects endpoints: `@idempotent`, or `@idempotent(required=True, ...)` with more options.
 
     `idempotency` is a URL or an `AsyncIdempotency`. An `Idempotency` is for endpoints with
-    `session=` and a sync session alone; a URL opens whichever kind of engine an endpoint needs.
+    `session=` and a sync session only; a URL opens the kind of engine that an endpoint needs.
 
     Examples:
         >>> from starlette.responses import JSONResponse
@@ -160,7 +160,7 @@ class Idempotent:
         return self._protect(options, endpoint)
 
     def init_app(self, app: Any) -> None:
-        """End when `app` ends, and finish the requests that still run then.
+        """Close the engine when `app` shuts down, after the requests that still run.
 
         When `app` starts, a decorator that protects nothing raises `ConfigError`.
         """

@@ -43,7 +43,7 @@ _UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"conte
 class IdempotencyMiddleware:
     """Protects the requests to `app` that have a key; see `semel.http` for the rules and options.
 
-    `idempotency` is an Idempotency, or a URL.
+    `idempotency` is an `Idempotency` or a URL.
 
     Examples:
         >>> app = IdempotencyMiddleware(app, "memory://", include=["/payments"])

@@ -63,7 +63,7 @@ class IntegrationOptions(TypedDict, total=False):
 
 
 class PathOptions(TypedDict, total=False):
-    """Which paths a middleware takes, and other options for some of them."""
+    """The paths that a middleware protects, and other options for some of them."""
 
     include: Sequence[PathPattern] | None
     exclude: Sequence[PathPattern]
@@ -148,7 +148,7 @@ def chosen(options: Mapping[str, Any]) -> Choices:
 class Route:
     """Other options for the paths that match: `Route("/coupons/*", policy=..., required=True)`.
 
-    A pattern is a path, in which `*` stands for anything, or a compiled regular expression.
+    A pattern is a path in which `*` matches anything, or a compiled regular expression.
     """
 
     def __init__(self, pattern: PathPattern, **options: Any) -> None:

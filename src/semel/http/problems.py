@@ -29,7 +29,7 @@ from semel.http.storing import Answer
 
 
 class Wording(TypedDict):
-    """How an application words a problem of its own choice."""
+    """Your words for a problem."""
 
     status: NotRequired[int]
     title: NotRequired[str]
@@ -195,7 +195,7 @@ def instance_of(key_digest: str) -> str:
 
 
 class ProblemResponse(NamedTuple):
-    """A problem as the parts of a response, which every framework can be given."""
+    """The status, headers, and body of a problem, for any framework."""
 
     status: int
     headers: dict[str, str]
@@ -208,11 +208,11 @@ def problem_response(
     problems: Mapping[str, Wording] | None = None,
     retry_after: float = 1.0,
 ) -> ProblemResponse:
-    """Turn an `error` of semel's into the response that the integrations would send.
+    """Return the response that the integrations would send for a semel `error`.
 
     It is for endpoints that call the engine themselves. `problems` and `retry_after` are the
-    options of the same names. The response does not say what is wrong inside, so an error that is
-    a 5xx is logged here.
+    options of the same names. The response doesn't say what is wrong inside, so semel logs an error
+    with a 5xx status.
 
     Examples:
         >>> status, headers, body = problem_response(ConcurrentRequest())

@@ -40,7 +40,7 @@ HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Headers:
-    """The header lines of a message, in order, unsplit; names are compared without their case.
+    """The header lines of a message, in order and unsplit; the case of names doesn't matter.
 
     Examples:
         >>> Headers([(b"Accept", b"text/html")]).get("accept")
@@ -55,7 +55,7 @@ class Headers:
 
     @property
     def lines(self) -> tuple[HeaderLine, ...]:
-        """The lines as they were sent."""
+        """The lines as sent."""
         return self._lines
 
     @overload
@@ -83,7 +83,7 @@ class Headers:
 
 
 class Request(Struct, frozen=True):
-    """What a request shows before its body is read; functions of the application get this."""
+    """A request before its body is read, as your functions get it."""
 
     method: str
     """In upper case, whatever the client wrote."""
@@ -126,12 +126,12 @@ class KeyMissing(InvalidKey):
 
 
 def parse_key(header: str | Iterable[str] | None, *, strict: bool = False) -> str:
-    """Read the key out of the value of an `Idempotency-Key` header, as the integrations do.
+    """Return the key in the value of an `Idempotency-Key` header, as the integrations read it.
 
     `header` is the value of the header, or all of its values if it came several times. The quoted
     form of RFC 9651 and the raw form are the same key; `strict=True` takes only the quoted one. A
-    missing header is a `KeyMissing`, anything that is not exactly one key an `InvalidKey`. Neither
-    repeats what the client sent.
+    missing header raises `KeyMissing`, and anything but exactly one key raises `InvalidKey`.
+    Neither repeats what the client sent.
 
     Examples:
         >>> parse_key('"order-1"'), parse_key("order-1"), parse_key(['"order-1";v=2'])

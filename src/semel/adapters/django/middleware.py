@@ -55,9 +55,9 @@ class _Request:
 class IdempotencyMiddleware:
     """Protects the requests that have a key; `settings.SEMEL` has its options.
 
-    A project with engines of its own makes it in a function that `MIDDLEWARE` names, and that
-    returns it: `IdempotencyMiddleware(get_response, idem, required=True)`. There `idempotency` is
-    an Idempotency or an AsyncIdempotency.
+    To use your own engine, name a function in `MIDDLEWARE` that returns
+    `IdempotencyMiddleware(get_response, idem, required=True)`. There `idempotency` is an
+    `Idempotency` or an `AsyncIdempotency`.
     """
 
     sync_capable = True

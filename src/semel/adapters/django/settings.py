@@ -154,7 +154,7 @@ class Engines(ForkAware):
             return self._integrations[loop]
 
     def close(self) -> None:
-        """Close the engine for threads."""
+        """Close the engine for threads of `settings.SEMEL`."""
         notice_fork()
         with self._lock:
             integration, self._integration = self._integration, None
@@ -162,7 +162,7 @@ class Engines(ForkAware):
             integration.engine.close()
 
     async def aclose(self) -> None:
-        """Close the engine of the event loop that runs here."""
+        """Close the engine of the running event loop."""
         notice_fork()
         with self._lock:
             integration = self._integrations.pop(asyncio.get_running_loop(), None)

@@ -44,8 +44,8 @@ class ViewOptions(IntegrationOptions, total=False):
 class Idempotent:
     """Protects views: `@idempotent`, or `@idempotent(required=True, ...)` with other options.
 
-    `idempotency` is an Idempotency or an AsyncIdempotency; without one the settings decide
-    (`settings.SEMEL`). Options that are given go before them.
+    `idempotency` is an `Idempotency` or an `AsyncIdempotency`; without one, `settings.SEMEL`
+    decides. Options that you pass win over the settings.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Idempotent:
 
 
 def exempt(view: F) -> F:
-    """Let the middleware leave a view alone: a function, or a class of views."""
+    """Exclude a view from the middleware: a function, or a class-based view."""
     setattr(view, EXEMPT, True)
     return view
 

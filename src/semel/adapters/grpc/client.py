@@ -145,7 +145,7 @@ class _Details(NamedTuple):
 class IdempotencyClientInterceptor(grpc.UnaryUnaryClientInterceptor):
     """Sends each unary call with a key, and repeats it under that key; `sleep` waits in between.
 
-    It waits in the caller's thread, so `stub.Method.future(...)` returns its future when the call
+    It waits in the caller's thread, so `stub.Method.future(...)` returns its future after the call
     has ended.
     """
 
@@ -158,7 +158,7 @@ class IdempotencyClientInterceptor(grpc.UnaryUnaryClientInterceptor):
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        """Make one call, in as many tries as it takes."""
+        """Send one call, and repeat it as the options allow."""
         given = client_call_details
         logical = self._retrying.begin(given.method, given.metadata, given.timeout)
         while True:
@@ -192,7 +192,7 @@ class AsyncIdempotencyClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        """Make one call, in as many tries as it takes."""
+        """Send one call, and repeat it as the options allow."""
         given = client_call_details
         logical = self._retrying.begin(given.method, given.metadata, given.timeout)
         while True:

@@ -56,7 +56,7 @@ _BUSY_CODES: Final = {
 
 
 class CallView(msgspec.Struct, frozen=True):
-    """What a `tenant` function sees of a call."""
+    """A call as a `tenant` function gets it."""
 
     method: str
     metadata: grpc.aio.Metadata
@@ -142,7 +142,7 @@ class Choices:
 
 
 class MethodRule:
-    """Other options for one method; `off=True` lets it pass whatever it brings."""
+    """Other options for one method; `off=True` leaves it unprotected."""
 
     def __init__(self, *, off: bool = False, **options: Unpack[MethodOptions]) -> None:
         self.off = off

@@ -42,8 +42,8 @@ from semel.sync import Idempotency
 class IdempotencyInterceptor(grpc.ServerInterceptor):
     """Protects the unary calls that have a key, on a server for threads.
 
-    `idempotency` is an Idempotency, or a URL. `close()` closes the engine, if it was opened here by
-    its URL.
+    `idempotency` is an `Idempotency` or a URL. `close()` closes the engine if the interceptor
+    opened it from a URL.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
     def intercept_service(
         self, continuation: Callable[[Any], Any], handler_call_details: Any
     ) -> Any:
-        """Put the protection around the handler of a call."""
+        """Return the handler of a call with its protection."""
         handler = continuation(handler_call_details)
         rules = self._methods.of_call(handler_call_details, handler)
         if rules is None:
@@ -70,11 +70,11 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         return _with_behaviour(handler, call)
 
     def checking(self, server: Any) -> Any:
-        """Return a server to register services on: a stream that needs a key is an error then."""
+        """Return a server to register services on: a stream that needs a key raises then."""
         return CheckingServer(server, self._methods)
 
     def close(self) -> None:
-        """Close the engine, if it was opened here."""
+        """Close the engine if the interceptor opened it."""
         if self._opened_here:
             self._engine.close()
 
@@ -82,8 +82,8 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
 class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
     """Protects the unary calls that have a key, on a server for asyncio.
 
-    `idempotency` is an AsyncIdempotency, or a URL. `await close()` lets running handlers end, and
-    closes the engine if it was opened here.
+    `idempotency` is an `AsyncIdempotency` or a URL. `await close()` waits for running handlers, and
+    closes the engine if the interceptor opened it.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Any], handler_call_details: Any
     ) -> Any:
-        """Put the protection around the handler of a call."""
+        """Return the handler of a call with its protection."""
         handler = await continuation(handler_call_details)
         rules = self._methods.of_call(handler_call_details, handler)
         if rules is None:
@@ -113,11 +113,11 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
         return _with_behaviour(handler, call.run)
 
     def checking(self, server: Any) -> Any:
-        """Return a server to register services on: a stream that needs a key is an error then."""
+        """Return a server to register services on: a stream that needs a key raises then."""
         return CheckingServer(server, self._methods)
 
     async def close(self) -> None:
-        """Let running handlers end, and close the engine if it was opened here."""
+        """Wait for running handlers, and close the engine if the interceptor opened it."""
         await self._background.drain()
         if self._opened_here:
             await self._engine.close()
