@@ -151,9 +151,9 @@ class LeaseEvents:
         """
         if not isinstance(error, ValueRejected) or result.codec == OMITTED:
             return None
-        self.announce(events.ResultOmitted, lease, reason=f"the store refused it: {error}")
+        self.announce(events.ResultOmitted, lease, reason=f"the store rejected it: {error}")
         # Without the error's text, which names the server: duplicates may be anybody's.
-        return omitted(f"the store refused its {len(result.data)} bytes")
+        return omitted(f"the store rejected its {len(result.data)} bytes")
 
     def rejected_for_good(self, lease: Lease, error: Exception) -> None:
         """The store rejects the end of the attempt even without its result: do not try again."""

@@ -148,7 +148,7 @@ class AsyncDecider:
             return await self._write(record, resolution, outcome)
         except ValueRejected as rejected:
             if may_omit and isinstance(resolution, Succeeded):
-                reason = "the store refused it"
+                reason = "the store rejected it"
                 without: StoredResult[object] = StoredResult(
                     omitted(reason), None, f"{reason}: {rejected}"
                 )

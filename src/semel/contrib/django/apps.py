@@ -70,7 +70,7 @@ def _atomic_requests(engine: Idempotency) -> list[checks.CheckMessage]:
         if shares_file(engine, connections[alias]):
             message = checks.Warning(
                 f"ATOMIC_REQUESTS of {alias!r} is on, and settings.{SETTING} keeps the records in "
-                "the same SQLite file: views with @idempotent and without atomic= are refused",
+                "the same SQLite file: views with @idempotent and without atomic= are rejected",
                 hint=f"Use @idempotent(atomic={alias!r}); the middleware is not affected.",
                 id="semel.W003",
             )
