@@ -50,6 +50,7 @@ LONGEST = (
     "adapters/test_session_kills.py",
     "adapters/test_celery_workers.py",
     "docs/test_promises.py",
+    "docs/test_site.py",
     "faults/test_cluster.py",
     "faults/test_table_locks.py",
     "schedules/test_processes.py",
