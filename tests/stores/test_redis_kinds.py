@@ -74,7 +74,9 @@ async def test_a_certificate_that_will_never_do_is_refused_at_once(tls_server, c
     url, words = REFUSED[case]
     url = url.format(port=tls_server.port, ca=tls_server.tls.authority)
     before = connections(tls_server)
-    refused = pytest.raises(StoreRefused, match=f"the certificate of redis.* is rejected: .*{words}")
+    refused = pytest.raises(
+        StoreRefused, match=f"the certificate of redis.* is rejected: .*{words}"
+    )
     with opened(url, timeout=60) as store, refused:
         store.claim(ask())
     async with opened_async(url, timeout=60) as store:
