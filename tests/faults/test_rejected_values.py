@@ -97,12 +97,12 @@ def test_a_refused_result_is_left_out_once_and_nothing_runs_again(limited):
     engine, effect = limited.engine(), Effect(LARGE)
     assert engine.execute("k", effect) == LARGE
     (omitted,) = engine.told(events.ResultOmitted)
-    assert "refused" in omitted.reason
+    assert "rejected" in omitted.reason
     assert not engine.told(events.StoreFailed)
     record = engine.peek("k")
     assert (record.state, record.outcome.codec) == (State.SUCCEEDED, OMITTED)
     for duplicate in (engine, limited.engine()):
-        with pytest.raises(ResultUnavailable, match="refused"):
+        with pytest.raises(ResultUnavailable, match="rejected"):
             duplicate.execute("k", effect)
     assert effect.runs == 1
     assert engine.execute("other", Effect("small")) == "small"
@@ -118,7 +118,7 @@ def test_a_result_that_is_refused_after_an_outage_is_left_out_too(limited):
     engine.store.heal()
     wait_until(lambda: engine.told(events.ResultStoredLate))
     assert len(engine.told(events.ResultOmitted)) == 1
-    with pytest.raises(ResultUnavailable, match="refused"):
+    with pytest.raises(ResultUnavailable, match="rejected"):
         limited.engine().execute("k", effect)
     assert effect.runs == 1
 
@@ -159,7 +159,7 @@ def test_a_refused_mark_is_a_clear_error_and_the_others_of_its_batch_are_set(lim
 def test_sqlite_leaves_out_a_result_beyond_its_limit(limited_file):
     effect = Effect(LARGE)
     assert limited_file.execute("k", effect) == LARGE
-    with pytest.raises(ResultUnavailable, match="refused"):
+    with pytest.raises(ResultUnavailable, match="rejected"):
         limited_file.execute("k", effect)
     with pytest.raises(ValueRejected, match="cannot take this"):
         limited_file.marks.set_result("mark", LARGE)
@@ -194,7 +194,7 @@ def test_redis_leaves_out_a_result_beyond_its_limits(kind, limited_redis, protoc
         assert beside.result(PATIENCE) == "small"
         assert engine.told(events.ResultOmitted)
         assert not engine.told(events.StoreFailed)
-        with pytest.raises(ResultUnavailable, match="refused"):
+        with pytest.raises(ResultUnavailable, match="rejected"):
             world.engine(policy=KEEPING_ALL).execute("k", effect)
         assert effect.runs == 1
         marks, finish = engine.engine.marks, world.kind.finish
@@ -406,7 +406,7 @@ def test_a_resolver_whose_value_is_refused_has_decided_all_the_same(limited):
     report = limited.kind.finish(reconciler.run_once)
     assert (report.resolved, report.errors) == (1, 0)
     assert engine.told(events.ResultOmitted)
-    with pytest.raises(ResultUnavailable, match="refused"):
+    with pytest.raises(ResultUnavailable, match="rejected"):
         engine.execute("k", never, scope="orders")
 
 

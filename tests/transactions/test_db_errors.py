@@ -75,7 +75,7 @@ async def test_what_begins_nothing_is_refused(world):
 @on(BOTH)
 async def test_what_cannot_be_entered_is_refused(world):
     async with world.engine() as idem:
-        with pytest.raises(ConfigError, match="it gave object"):
+        with pytest.raises(ConfigError, match="it returned object"):
             await world.done(idem.run_transaction(object, "k", lambda _: 1))
 
 
