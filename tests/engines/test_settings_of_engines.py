@@ -304,3 +304,4 @@ def test_a_pattern_rules_the_scopes_that_it_matches(kind, monkeypatch, folder):
     assert rules("orders.ship") is rules("orders.ship") is rules("orders.refund")
     idem.execute("a", lambda: 1, scope="orders.ship")
     assert idem.peek("a", scope="orders.ship").remaining <= 60
+    world.close()
