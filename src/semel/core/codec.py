@@ -217,8 +217,12 @@ def encode_failure(error: BaseException) -> Encoded:
         message = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure itself
         message = "(its message could not be read)"
-    pair = (_clean(type(error).__name__), _clean(message))
-    return Encoded(FAILURE, msgspec.json.encode(pair))
+    return failure_of(type(error).__name__, message)
+
+
+def failure_of(type_name: str, message: str) -> Encoded:
+    """Keep a failure that is no exception here, by its type name and its message."""
+    return Encoded(FAILURE, msgspec.json.encode((_clean(type_name), _clean(message))))
 
 
 def decode_failure(stored: Encoded) -> tuple[str, str]:

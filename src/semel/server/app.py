@@ -1,0 +1,250 @@
+"""The service as an ASGI application: routes, bodies, tokens, and what every request passes.
+
+This module is HTTP. What the verbs do is in `service`, what they take and answer in `wire`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final
+
+from msgspec import UNSET
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from semel.server.metrics import Metrics
+from semel.server.openapi import document
+from semel.server.problems import Problem, problem_response
+from semel.server.service import Gone, Service
+from semel.server.tokens import ANYONE, Caller, Tokens
+from semel.server.wire import JSON, PACK, VERBS, Named, unpack
+
+MOST_BYTES: Final = 4 * 1024 * 1024
+"""Of a body."""
+BODY_WITHIN: Final = 10.0
+"""Seconds."""
+
+ABOUT: Final = """\
+semel: run any operation once per key, from every language.
+
+POST /v1/start   claim a key, or get its result      GET /openapi.json   the whole interface
+POST /v1/renew   renew the lease of an attempt       GET /live           this process runs
+POST /v1/finish  store the result of an attempt      GET /ready          its store answers
+POST /v1/fail    record that it failed               GET /metrics        for Prometheus
+POST /v1/keys    make new keys
+"""
+
+Authenticate = Callable[[Request], Caller]
+
+
+def media_type_of(request: Request) -> str:
+    """Return the type of the body, JSON or MessagePack; raise `unsupported_media_type`."""
+    named = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if named not in PACK or encoding != "identity":
+        raise Problem("unsupported_media_type", close=True)
+    return named
+
+
+async def read_body(request: Request, most: int = MOST_BYTES) -> bytes:
+    """Return the body; raise `body_too_large`, or `invalid_request` if it does not arrive."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_WITHIN):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise Problem("body_too_large", close=True)
+                parts.append(part)
+    except TimeoutError:
+        detail = f"the body did not arrive within {BODY_WITHIN:g} seconds"
+        raise Problem("invalid_request", detail, field="body", close=True) from None
+    return b"".join(parts)
+
+
+class Tenants:
+    """Finds out who sends a request; a service without tokens answers this machine only."""
+
+    def __init__(self, tokens: Tokens | None) -> None:
+        self.tokens = tokens
+
+    def __call__(self, request: Request) -> Caller:
+        """Return the caller, or raise `unauthorized`."""
+        return ANYONE if self.tokens is None else self.tokens.authenticate(request.headers)
+
+
+def create_app(service: Service, tokens: Tokens | None = None) -> Starlette:
+    """Make the application; `app.state.tenants.tokens` may be replaced while it runs."""
+    tenants = Tenants(tokens)
+    metrics = Metrics(service)
+    routes = [
+        Route("/", _about),
+        Route("/live", _live),
+        Route("/ready", _ready(service)),
+        Route("/openapi.json", _openapi),
+        Route("/metrics", _metrics(metrics, tenants)),
+        *(
+            Route(f"/v1/{name}", metrics.counted(name, _verb(name, service, tenants)), methods=["POST"])
+            for name in VERBS
+        ),
+    ]
+    with suppress(ImportError):
+        from semel.server import store_api  # noqa: PLC0415
+
+        routes += store_api.routes(service, tenants)
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            Problem: _problem,
+            HTTPException: _http_problem,
+            ClientDisconnect: _gone,
+            Gone: _gone,
+            Exception: _internal,
+        },
+        middleware=[Middleware(LocalOnly)] if tokens is None else [],
+    )
+    app.state.tenants = tenants
+    app.router.redirect_slashes = False
+    return app
+
+
+def _verb(
+    name: str, service: Service, tenants: Authenticate
+) -> Callable[[Request], Awaitable[Response]]:
+    verb, run = VERBS[name], getattr(service, name)
+
+    async def answer(request: Request) -> Response:
+        arrived = monotonic()
+        caller = tenants(request)
+        media_type = media_type_of(request)
+        asked = unpack(await read_body(request), media_type, verb.asks)
+        caller.require("use", asked.scope if isinstance(asked, Named) else UNSET)
+        if name == "start":
+            gone = asyncio.ensure_future(_left(request))
+            try:
+                told = await run(caller, asked, arrived, gone)
+            finally:
+                gone.cancel()
+        else:
+            told = await run(caller, asked)
+        return Response(
+            PACK[media_type](told), headers={"Cache-Control": "no-store"}, media_type=media_type
+        )
+
+    return answer
+
+
+async def _left(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+# --- what needs no token ---------------------------------------------------------------------------
+
+
+async def _about(_: Request) -> Response:
+    return PlainTextResponse(ABOUT)
+
+
+async def _live(_: Request) -> Response:
+    return JSONResponse({"status": "live"}, headers=_NO_STORE)
+
+
+async def _openapi(_: Request) -> Response:
+    return Response(document(), media_type=JSON)
+
+
+def _ready(service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_: Request) -> Response:
+        if service.stopping:
+            raise Problem("store_error", "The service is stopping.", close=True)
+        if await service.ready() is not None:
+            raise Problem("store_error")
+        return JSONResponse({"status": "ready"}, headers=_NO_STORE)
+
+    return answer
+
+
+def _metrics(metrics: Metrics, tenants: Authenticate) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        tenants(request).require("view", None)
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    return answer
+
+
+_NO_STORE: Final = {"Cache-Control": "no-store"}
+
+
+# --- errors ----------------------------------------------------------------------------------------
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)  # noqa: S101 - Starlette's type of a handler is wider
+    return problem_response(error)
+
+
+async def _http_problem(_: Request, error: Exception) -> Response:
+    missing = getattr(error, "status_code", 404) == 404  # noqa: PLR2004 - the only other is 405
+    headers = getattr(error, "headers", None)
+    return problem_response(
+        Problem("not_found" if missing else "method_not_allowed", headers=headers)
+    )
+
+
+async def _internal(_: Request, __: Exception) -> Response:
+    return problem_response(Problem("idempotency_error"))
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=400)  # which no one receives
+
+
+# --- a service without tokens ------------------------------------------------------------------------
+
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]{1,5})?", re.IGNORECASE)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, by its name or address."""
+    name = host.strip("[]")
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class LocalOnly:
+    """Answers requests to a loopback Host only.
+
+    A page in a browser on this machine can send requests here, under the name of its own server if
+    that name leads to 127.0.0.1: without tokens the Host is all that tells them apart.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer `forbidden`."""
+        if scope["type"] == "http":
+            hosts = [value for name, value in scope["headers"] if name == b"host"]
+            found = _HOST.fullmatch(b",".join(hosts).decode("latin-1"))
+            if found is None or not is_loopback(found[1]):
+                detail = "without tokens this service answers only requests to localhost"
+                await problem_response(Problem("forbidden", detail))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
