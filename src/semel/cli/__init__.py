@@ -411,9 +411,7 @@ def _upkeep(command: _Command) -> None:
 
 def _serving(command: _Command) -> None:
     made = command("serve", serving.serve, "run the service, for programs in every language")
-    made.add_argument(
-        "--store", dest="url", default=argparse.SUPPRESS, metavar="URL", help=_URL
-    )
+    made.add_argument("--store", dest="url", default=argparse.SUPPRESS, metavar="URL", help=_URL)
     made.add_argument(
         "--host",
         default="127.0.0.1",

@@ -10,8 +10,9 @@ import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from msgspec import UNSET
 from starlette.applications import Starlette
@@ -60,6 +61,8 @@ async def read_body(request: Request, most: int = MOST_BYTES) -> bytes:
     """Return the body; raise `body_too_large`, or `invalid_request` if it does not arrive."""
     parts: list[bytes] = []
     size = 0
+    if int(request.headers.get("content-length", 0)) > most:  # a number, or it is not HTTP
+        raise Problem("body_too_large", close=True)
     try:
         async with asyncio.timeout(BODY_WITHIN):
             async for part in request.stream():
@@ -95,14 +98,20 @@ def create_app(service: Service, tokens: Tokens | None = None) -> Starlette:
         Route("/openapi.json", _openapi),
         Route("/metrics", _metrics(metrics, tenants)),
         *(
-            Route(f"/v1/{name}", metrics.counted(name, _verb(name, service, tenants)), methods=["POST"])
+            Route(
+                f"/v1/{name}",
+                metrics.counted(name, _verb(name, service, tenants)),
+                methods=["POST"],
+            )
             for name in VERBS
         ),
     ]
     with suppress(ImportError):
         from semel.server import store_api  # noqa: PLC0415
 
-        routes += store_api.routes(service, tenants)
+        for route in store_api.routes(service, tenants):
+            counted = metrics.counted(route.path.rpartition("/")[2], route.endpoint)
+            routes.append(Route(route.path, counted, methods=["POST"]))
     app = Starlette(
         routes=routes,
         exception_handlers={
@@ -131,11 +140,7 @@ def _verb(
         asked = unpack(await read_body(request), media_type, verb.asks)
         caller.require("use", asked.scope if isinstance(asked, Named) else UNSET)
         if name == "start":
-            gone = asyncio.ensure_future(_left(request))
-            try:
-                told = await run(caller, asked, arrived, gone)
-            finally:
-                gone.cancel()
+            told = await run(caller, asked, arrived, partial(client_left, request))
         else:
             told = await run(caller, asked)
         return Response(
@@ -145,13 +150,13 @@ def _verb(
     return answer
 
 
-async def _left(request: Request) -> None:
+async def client_left(request: Request) -> None:
     """Return when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-# --- what needs no token ---------------------------------------------------------------------------
+# --- what needs no token -------------------------------------------------------------------------
 
 
 async def _about(_: Request) -> Response:
@@ -188,7 +193,7 @@ def _metrics(metrics: Metrics, tenants: Authenticate) -> Callable[[Request], Awa
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 
-# --- errors ----------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
 async def _problem(_: Request, error: Exception) -> Response:
@@ -212,7 +217,7 @@ async def _gone(_: Request, __: Exception) -> Response:
     return Response(status_code=400)  # which no one receives
 
 
-# --- a service without tokens ------------------------------------------------------------------------
+# --- a service without tokens --------------------------------------------------------------------
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]{1,5})?", re.IGNORECASE)
 

@@ -27,7 +27,22 @@ from semel.server.service import Gone, Service
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0)
+BUCKETS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    25.0,
+)
 """Seconds."""
 
 OK: Final = "ok"
@@ -42,7 +57,7 @@ class Metrics:
         self._service = service
         self._requests: Counter[tuple[str, str]] = Counter()
         self._buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def counted(self, verb: str, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint, with its requests counted."""

@@ -38,6 +38,24 @@ def document() -> bytes:
         }
         for name, verb in VERBS.items()
     }
+    for name, summary in {
+        "/live": "Whether this process runs",
+        "/ready": "... and its store",
+    }.items():
+        paths[name] = {
+            "get": {
+                "operationId": name[1:],
+                "summary": summary,
+                "security": [],
+                "responses": {
+                    "200": {
+                        "description": "Yes",
+                        "content": {JSON: {"schema": {"type": "object"}}},
+                    },
+                    **_errors(),
+                },
+            }
+        }
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -66,7 +84,9 @@ def _errors() -> dict[str, Any]:
     return {
         status: {
             "description": ", ".join(codes),
-            "content": {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}},
+            "content": {
+                "application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}
+            },
         }
         for status, codes in errors.items()
     }

@@ -135,11 +135,8 @@ def problem_response(problem: Problem) -> Response:
 
 def problem_of(error: IdempotencyError, *, shown: bool = True) -> Problem:
     """Return the problem that an error of semel's is; `shown` says whether its text may be."""
-    code = next(
-        code
-        for code in (getattr(kind, "code", None) for kind in type(error).__mro__)
-        if code in KINDS
-    )
+    named = (kind.code for kind in type(error).__mro__ if issubclass(kind, IdempotencyError))
+    code = next(code for code in named if code in KINDS)
     extra: dict[str, Any] = {}
     if error.key_digest is not None:
         extra["instance"] = instance_of(error.key_digest)

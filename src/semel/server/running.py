@@ -81,9 +81,10 @@ def room_for_waiting(asked: int | None) -> int:
         return max(1, min(MOST_WAITING, room))
     if asked > room:
         raise ConfigError(
-            f"--max-waiting {asked}: each start that waits has an open connection, and this process "
-            f"may open {limit} files, of which {RESERVED} stay free: raise the limit (ulimit -n, or "
-            f"LimitNOFILE= of systemd) to {asked + RESERVED}, or give at most {max(1, room)}"
+            f"--max-waiting {asked}: each start that waits has an open connection, and this "
+            f"process may open {limit} files, of which {RESERVED} stay free: raise the limit "
+            f"(ulimit -n, or LimitNOFILE= of systemd) to {asked + RESERVED}, or give at most "
+            f"{max(1, room)}"
         )
     return asked
 
@@ -114,7 +115,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: uvicorn would raise SIGTERM again, and the exit code would be 143."""
+        """Leave signals alone: uvicorn raises SIGTERM again, and the exit code would be 143."""
         yield
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 from base64 import b64decode
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -47,6 +48,7 @@ from semel.errors import (
     WaitTimeout,
     about,
 )
+from semel.events import logger
 from semel.http.problems import log_failure
 from semel.http.requests import HeaderLine
 from semel.http.storing import NEVER, has_body, kept_lines
@@ -77,6 +79,8 @@ from semel.server.wire import (
 from semel.stores.base import AsyncStore
 
 T = TypeVar("T")
+
+Leaving: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 PROBE: Final = Identity("semel.service", "ready")
 """Read to see whether the store answers; no such record is ever written."""
@@ -131,7 +135,9 @@ class Service:
             raise wrong("lease", Start, f"lease must be {least:g} to {most:g} seconds here")
         return asked
 
-    def run_info(self, caller: Caller, rules: Rules, by: str | None, why: str | None = None) -> bytes:
+    def run_info(
+        self, caller: Caller, rules: Rules, by: str | None, why: str | None = None
+    ) -> bytes:
         """Return what the record says of who runs it: the client's `by` and the token's name."""
         who = by or (self._name if caller.name is None else "")
         if caller.name is not None:
@@ -159,11 +165,11 @@ class Service:
     # --- the verbs -----------------------------------------------------------------------
 
     async def start(
-        self, caller: Caller, asked: Start, arrived: float, gone: asyncio.Future[Any]
+        self, caller: Caller, asked: Start, arrived: float, leaving: Leaving
     ) -> Run | DoneResult | DoneResponse:
         """Claim the key, or get its result; `arrived` is when the request came.
 
-        `gone` is done when the client has left.
+        `leaving` returns when the client has left.
         """
         identity = self.identity(asked.scope, asked.key)
         rules = self.rules(asked.scope)
@@ -186,7 +192,9 @@ class Service:
         try:
             step = await claiming.claim()
             if isinstance(step, Wait):
-                step = await self._wait(caller, claiming, step, asked.wait, arrived, gone)
+                step = await self._wait(
+                    claiming, step, asked.wait, caller=caller, arrived=arrived, leaving=leaving
+                )
             if isinstance(step, Reject):
                 raise step.error
             if isinstance(step, Finished):
@@ -216,13 +224,14 @@ class Service:
 
     async def _wait(
         self,
-        caller: Caller,
         claiming: _Claiming,
         busy: Wait,
         wait: float,
+        *,
+        caller: Caller,
         arrived: float,
-        gone: asyncio.Future[Any],
-    ) -> Step:
+        leaving: Leaving,
+    ) -> Claimed | Finished | Reject:
         """Ask again when something may have changed, until there is an answer."""
         rules, identity = claiming.call.rules, claiming.call.identity
         limit = wait if rules.wait_timeout is None else min(wait, rules.wait_timeout)
@@ -231,10 +240,10 @@ class Service:
         end = arrived + limit
         waits = pauses(rules)
         held_until = -math.inf
-        with self.waiting.place(identity, caller) as place:
+        with self.waiting.place(identity, caller) as place, _beside(leaving) as gone:
             gone.add_done_callback(place.wake)
             while True:
-                self._check(busy, gone)
+                self._check(gone)
                 left = end - monotonic()
                 if left <= 0:
                     raise waited_too_long(rules, busy.retry_after)
@@ -246,13 +255,13 @@ class Service:
                     if held > 0:
                         await asyncio.sleep(held)
                     held_until = monotonic() + rules.wait_interval
-                self._check(busy, gone)
+                self._check(gone)
                 step = await claiming.claim()
                 if not isinstance(step, Wait):
                     return step
                 busy = step
 
-    def _check(self, busy: Wait, gone: asyncio.Future[Any]) -> None:
+    def _check(self, gone: asyncio.Task[None]) -> None:
         if gone.done():
             raise Gone
         if self.stopping:
@@ -285,7 +294,9 @@ class Service:
         self.wake(identity)
         return Stored(omitted=reason or UNSET)
 
-    def _outcome(self, identity: Identity, asked: Finish, rules: Rules) -> tuple[Encoded, str | None]:
+    def _outcome(
+        self, identity: Identity, asked: Finish, rules: Rules
+    ) -> tuple[Encoded, str | None]:
         if (asked.result is UNSET) is (asked.response is UNSET):
             raise wrong("result", Finish, "send exactly one of result and response")
         if asked.response is UNSET:
@@ -360,12 +371,16 @@ class Service:
         async with self._asking:
             asked, error = self._ready
             if monotonic() - asked > READY_FOR:
-                error = None
+                before, error = error, None
                 try:
                     await self.store.get(PROBE)
                 except StoreError as failed:
                     error = failed
                 self._ready = monotonic(), error
+                if error is not None and before is None:
+                    logger.error("not ready until the store answers: %s", error)
+                elif error is None and before is not None:
+                    logger.warning("ready again: the store answers")
             return error
 
     def stop(self) -> None:
@@ -425,6 +440,16 @@ class _Claiming:
         return known_digest(digests, await service.store.get(call.identity))
 
 
+@contextmanager
+def _beside(leaving: Leaving) -> Iterator[asyncio.Task[None]]:
+    """Listen for the end of a connection while the `with` block lasts."""
+    gone = asyncio.create_task(leaving())
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+
+
 def given(value: T | UnsetType) -> T | None:
     """Return what a client sent, None if it sent nothing."""
     return None if value is UNSET else value
@@ -445,8 +470,10 @@ def _parts(response: Response) -> tuple[int, tuple[HeaderLine, ...], bytes]:
         raise wrong("response", Finish, "send body or base64 of a response, not both")
     try:
         body = (
-            "" if response.body is UNSET else response.body
-        ).encode() if response.base64 is UNSET else b64decode(response.base64, validate=True)
+            ("" if response.body is UNSET else response.body).encode()
+            if response.base64 is UNSET
+            else b64decode(response.base64, validate=True)
+        )
         lines = [
             (name.lower().encode("latin-1"), value.strip().encode("latin-1"))
             for name, value in response.headers

@@ -19,7 +19,7 @@ from semel.core.records import OMITTED, Encoded
 from semel.core.stored_answers import HTTP, unpack_answer
 from semel.errors import ResultUnavailable, SerializationError
 from semel.http.storing import kept_lines
-from semel.server.wire import JSON, SAFE_INTEGER, Answered
+from semel.server.wire import SAFE_INTEGER, Answered
 
 
 class Plain(NamedTuple):

@@ -11,8 +11,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from semel.core.records import PROCESSING, GetRequest, Identity, Record
 from semel.errors import StoreError
@@ -46,10 +45,10 @@ class Place:
 
         Returns True if a message of the store ended it, of which there may be any number.
         """
-        woken = asyncio.ensure_future(self._woken.wait())
-        waits: set[asyncio.Future[bool]] = {woken}
+        woken = asyncio.create_task(self._woken.wait())
+        waits: set[asyncio.Task[Any]] = {woken}
         if self._watch is not None:
-            waits.add(asyncio.ensure_future(self._watch.wait(seconds)))
+            waits.add(asyncio.create_task(self._watch.wait(seconds)))
         try:
             done, _ = await asyncio.wait(
                 waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
@@ -131,7 +130,7 @@ class Waiting:
         for identity, record in zip(identities, answers, strict=True):
             if isinstance(record, StoreError):
                 continue
-            if not _runs(record):
+            if not runs(record):
                 self.wake(identity)
             elif record is not None and owners.setdefault(identity, record.owner) != record.owner:
                 owners[identity] = record.owner  # taken over: its lease is another one
@@ -145,10 +144,6 @@ class Waiting:
                 await self._net
 
 
-def _runs(record: Record | None) -> bool:
+def runs(record: Record | None) -> bool:
+    """Return whether an attempt runs under a live lease."""
     return record is not None and record.state is PROCESSING and not record.abandoned
-
-
-def time_left(end: float) -> float:
-    """Return the seconds until a moment, none if it has passed."""
-    return max(0.0, end - monotonic())

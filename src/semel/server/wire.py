@@ -128,7 +128,16 @@ class Finish(Named, frozen=True):
 
     owner: Owner
     result: Annotated[Any, Meta(description="any plain data, up to 64 levels")] = UNSET
-    response: Response | UnsetType = UNSET
+    response: (
+        Annotated[
+            Response,
+            Meta(
+                description="an object of status (200 to 599, except 401, 403, 408, 425, and 429), "
+                "headers (pairs of name and value), and body or base64"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class Error(Struct, forbid_unknown_fields=True, frozen=True):
@@ -142,7 +151,9 @@ class Fail(Named, frozen=True):
     """Record the failure of an attempt."""
 
     owner: Owner
-    error: Error = Error()
+    error: Annotated[
+        Error, Meta(description="an object of type (up to 200 characters) and message (10,000)")
+    ] = Error()
     outcome: (
         Annotated[Outcome, Meta(description="forget, retryable, final, or unknown")] | UnsetType
     ) = UNSET
