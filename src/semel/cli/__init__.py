@@ -31,9 +31,11 @@ from semel.cli.formatting import STATES
 from semel.cli.store import LIMIT
 from semel.cli.terminal import LogLines, escape_unknown, say
 from semel.core.keys import KeyGenerator
+from semel.core.policy import PRESETS
 from semel.core.records import LONGEST
 from semel.core.settings import parse_duration
 from semel.errors import ConfigError, IdempotencyError, InvalidKey
+from semel.http.options import MIB
 from semel.repair.maintenance import ALERT_AFTER, BATCH, PAUSE
 
 OK, FOUND, USAGE = 0, 1, 2
@@ -448,6 +450,9 @@ def _serving(command: _Command) -> None:
         metavar="30s",
         help="time for running requests to finish after SIGTERM (default: 30s)",
     )
+    _proxying(
+        command("proxy", serving.proxy, "run a proxy in front of a service that has no semel")
+    )
     made = command("token", serving.token, "make a token for the service")
     made.add_argument("what", choices=["new"], help="what to do")
     made.add_argument("name", metavar="NAME", help="who has the token, such as shop-backend")
@@ -466,6 +471,63 @@ def _serving(command: _Command) -> None:
     )
     made.add_argument(
         "--rate", type=_whole, metavar="N", help="starts and claims a second (default: any)"
+    )
+
+
+def _proxying(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--upstream", required=True, metavar="URL", help="service to forward to, http or https"
+    )
+    made.add_argument("--store", dest="url", default=argparse.SUPPRESS, metavar="URL", help=_URL)
+    made.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1)",
+    )
+    made.add_argument(
+        "--port", type=_port, default=8601, metavar="N", help="port to listen on (default: 8601)"
+    )
+    made.add_argument(
+        "--tenant-header",
+        metavar="NAME",
+        help="header that says whose key it is; the gateway in front of the proxy must set it "
+        "(default: all clients share their keys)",
+    )
+    made.add_argument(
+        "--include",
+        action="append",
+        metavar="PATTERN",
+        help="protect only paths that match, such as '/pay/*'; repeatable (default: all paths)",
+    )
+    made.add_argument(
+        "--exclude",
+        action="append",
+        metavar="PATTERN",
+        help="forward paths that match without protection; repeatable",
+    )
+    made.add_argument(
+        "--required", action="store_true", help="reject POST and PATCH without a key with 400"
+    )
+    made.add_argument(
+        "--policy",
+        choices=list(PRESETS),
+        metavar="PRESET",
+        help=f"policy of the keys: {', '.join(PRESETS)} (default: scope http in semel.toml)",
+    )
+    made.add_argument(
+        "--max-body",
+        type=_whole,
+        default=MIB,
+        metavar="BYTES",
+        help=f"largest body of a request with a key (default: {MIB})",
+    )
+    made.add_argument(
+        "--grace",
+        type=_positive,
+        default=30.0,
+        metavar="30s",
+        help="time for running requests to finish after SIGTERM (default: 30s)",
     )
 
 

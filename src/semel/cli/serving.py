@@ -1,4 +1,4 @@
-"""The commands of the service: serve runs it, token makes a token for its file."""
+"""The commands of the service: serve runs it, proxy runs the proxy, token makes a token."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def serve(options: Namespace) -> int:
         from semel.server import running  # noqa: PLC0415 - few need Starlette and uvicorn
     with configured(options):  # all the time: SIGHUP reads the same file again
         return running.serve(cast("running.Options", options), say)
+
+
+def proxy(options: Namespace) -> int:
+    """Run the proxy until a signal ends it."""
+    with Needed(INSTALL, by="semel proxy", error=ConfigError):
+        from semel.server import proxy as proxying  # noqa: PLC0415 - few need uvicorn
+    with configured(options):
+        return proxying.serve(cast("proxying.Options", options), say)
 
 
 def token(options: Namespace) -> int:
