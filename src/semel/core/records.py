@@ -98,7 +98,7 @@ class State(enum.IntEnum):
 PROCESSING, SUCCEEDED, FAILED = State
 
 
-class Identity(Struct, frozen=True, gc=False):
+class Identity(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Names one operation: what kind it is, and which one of that kind."""
 
     scope: str
@@ -140,7 +140,7 @@ class Identity(Struct, frozen=True, gc=False):
         return part[: MAX_KEY_LENGTH - len(tail)] + tail
 
 
-class Encoded(Struct, frozen=True, gc=False):
+class Encoded(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Bytes together with the name of the codec that wrote them; stores never look inside."""
 
     codec: str
@@ -272,8 +272,11 @@ Claim: TypeAlias = Claimed | Finished | Busy | Mismatch | Abandoned | Exhausted
 # --- what a caller may ask ---------------------------------------------------------------
 
 
-class Request(Struct, Generic[AnswerT_co], frozen=True, gc=False):
-    """Something that a store answers, with a value of this type."""
+class Request(Struct, Generic[AnswerT_co], frozen=True, gc=False, forbid_unknown_fields=True):
+    """Something that a store answers, with a value of this type.
+
+    A service that reads one refuses a field that it does not know (`semel.stores.remote.wire`).
+    """
 
 
 class ClaimRequest(Request[Claim], frozen=True, gc=False):

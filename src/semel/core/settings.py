@@ -41,6 +41,14 @@ FILE_NAME = "semel.toml"
 DEFAULT_ENVIRONMENT = "default"
 
 
+TOKEN_VARIABLE = "SEMEL_TOKEN"
+"""The secret that a remote store sends to its service: `semel.stores.remote.addresses` reads it."""
+
+
+_OF_THE_PROCESS = (NAME_VARIABLE, TOKEN_VARIABLE)
+"""Variables that are no settings."""
+
+
 CODE = "code"
 """The source of what the program itself says."""
 
@@ -143,7 +151,8 @@ def load_settings(
     variables = own_variables(os.environ if environ is None else environ)
     named = overrides.pop("environment", variables.pop("SEMEL_ENV", None))
     config = variables.pop("SEMEL_CONFIG", None)
-    variables.pop(NAME_VARIABLE, None)  # of the process, not of its settings
+    for name in _OF_THE_PROCESS:
+        variables.pop(name, None)
     environment = DEFAULT_ENVIRONMENT if named is None else named
     if not isinstance(environment, str) or not _ENVIRONMENT_NAME.fullmatch(environment):
         reader.problems.append("SEMEL_ENV: a name is made of letters, digits, _ and -")
@@ -275,7 +284,7 @@ class LayerReader:
             else:
                 known = [f"{VARIABLE_PREFIX}{n.upper()}" for n in (*_TOP_VARIABLES, *POLICY_NAMES)]
                 self._unknown(
-                    variable, variable, [*known, "SEMEL_ENV", "SEMEL_CONFIG", NAME_VARIABLE]
+                    variable, variable, [*known, "SEMEL_ENV", "SEMEL_CONFIG", *_OF_THE_PROCESS]
                 )
         return layer
 
@@ -369,8 +378,10 @@ def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-_NOT_OURS = re.compile(r"SEMEL_(SERVICE|PORT)(_.*)?")
-"""What Kubernetes sets in every pod about a service that is called semel."""
+_NOT_OURS = re.compile(
+    r"SEMEL_(SERVICE|PORT)(_.*)?|SEMEL_\w+_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_\w+)?)"
+)
+"""What Kubernetes sets in every pod about services that are called semel, or semel-something."""
 
 
 def _from_text(name: str, text: str) -> object:
