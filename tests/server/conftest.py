@@ -109,6 +109,49 @@ class RunningService:
 Serve = Callable[..., RunningService]
 
 
+RULES = """
+[scopes."held*"]
+abandoned = "hold"
+[scopes.guard]
+duplicate = "reject"
+[scopes.small]
+max_result_bytes = 20
+[scopes."bounded.*"]
+bounds = { lease = [5, 600] }
+[scopes."bounded.short"]
+bounds = { lease = [1, "2s"] }
+lease = "1s"
+[scopes."bounded.short.*"]
+ttl = "1h"
+[scopes.once]
+max_attempts = 1
+[scopes.newest]
+mismatch = "replace"
+[scopes.paid]
+preset = "payment"
+[scopes.impatient]
+wait_timeout = "100ms"
+[scopes.rejecting]
+concurrent = "reject"
+message = "one at a time, please"
+[scopes.failing]
+failure = "final"
+[scopes.packed]
+codec = "msgpack"
+"""
+"""A semel.toml with a scope for each rule that a test is about."""
+
+
+@pytest.fixture(scope="module")
+def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """One service on SQLite with `RULES`, for all tests of a module; each uses keys of its own."""
+    folder = tmp_path_factory.mktemp("centre")
+    (folder / "semel.toml").write_text(RULES)
+    running = RunningService(folder, f"sqlite:///{folder / 'semel.db'}", (), {})
+    yield running
+    assert running.stop() == 0
+
+
 @pytest.fixture
 def service(tmp_path: Path, sqlite_url: str) -> Iterator[Serve]:
     """Starts services: `service(url, "--tokens", "tokens.toml", env={"SEMEL_TTL": "1h"})`.

@@ -32,6 +32,9 @@ from semel.server.wire import JSON, PACK, VERBS, Named, unpack
 
 MOST_BYTES: Final = 4 * 1024 * 1024
 """Of a body."""
+LINGER: Final = 4
+"""How much of a body that is too large is read and dropped: a client that is still sending when the
+connection closes never sees the answer."""
 BODY_WITHIN: Final = 10.0
 """Seconds."""
 
@@ -61,18 +64,19 @@ async def read_body(request: Request, most: int = MOST_BYTES) -> bytes:
     """Return the body; raise `body_too_large`, or `invalid_request` if it does not arrive."""
     parts: list[bytes] = []
     size = 0
-    if int(request.headers.get("content-length", 0)) > most:  # a number, or it is not HTTP
-        raise Problem("body_too_large", close=True)
     try:
         async with asyncio.timeout(BODY_WITHIN):
             async for part in request.stream():
                 size += len(part)
-                if size > most:
-                    raise Problem("body_too_large", close=True)
-                parts.append(part)
+                if size <= most:
+                    parts.append(part)
+                elif size > most * LINGER:
+                    break
     except TimeoutError:
         detail = f"the body did not arrive within {BODY_WITHIN:g} seconds"
         raise Problem("invalid_request", detail, field="body", close=True) from None
+    if size > most:
+        raise Problem("body_too_large", close=True)
     return b"".join(parts)
 
 

@@ -49,7 +49,12 @@ Key = Annotated[
 ]
 Owner = Annotated[
     str,
-    Meta(description="24 hex digits that name the attempt", pattern="^[0-9A-Fa-f]{24}$"),
+    Meta(
+        description="24 hex digits that name the attempt",
+        pattern="^[0-9A-Fa-f]*$",
+        min_length=24,  # by length: to Python's $ a line may follow
+        max_length=24,
+    ),
 ]
 Lease = Annotated[
     float,
@@ -61,7 +66,13 @@ Lease = Annotated[
 ]
 Wait = Annotated[float, Meta(description="seconds, from 0 to 25", ge=0, le=MOST_WAIT)]
 Fingerprint = Annotated[
-    str, Meta(description="32 hex digits, instead of a payload", pattern="^[0-9A-Fa-f]{32}$")
+    str,
+    Meta(
+        description="32 hex digits, instead of a payload",
+        pattern="^[0-9A-Fa-f]*$",
+        min_length=32,
+        max_length=32,
+    ),
 ]
 By = Annotated[
     str, Meta(description="who calls, up to 200 characters, for operators", max_length=200)
