@@ -285,7 +285,7 @@ def refusal(reply: Reply, where: str) -> StoreError:
         return StoreUnavailable(f"{where} has too much to do: {said}")
     if problem.code == "store_error":
         return _ERRORS.get(problem.error, StoreUnavailable)(said)
-    if status in _PASSING or (problem.code and status >= 500):  # noqa: PLR2004
+    if status >= 500:  # noqa: PLR2004
         return StoreUnavailable(f"{where} can't answer: {said}")
     return StoreRefused(
         f"{where} doesn't answer as a semel service does ({said}): check the host, the port, and "
