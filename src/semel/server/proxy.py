@@ -17,9 +17,10 @@ import signal
 import socket
 import ssl
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from email.utils import formatdate
-from typing import Any, Final, cast
+from functools import partial
+from typing import Any, Final, Unpack, cast
 from urllib.parse import urlsplit
 
 from msgspec import UNSET
@@ -39,7 +40,7 @@ from semel.core.optional import Needed
 from semel.core.policy import Policy, written
 from semel.errors import ConfigError
 from semel.events import logger
-from semel.http.options import MIB, MiddlewareOptions, check_header_name
+from semel.http.options import MiddlewareOptions, check_header_name
 from semel.http.problems import PROBLEMS, Problem, problem
 from semel.http.requests import HeaderLine, Headers, Request
 
@@ -140,27 +141,23 @@ def create_proxy(
     upstream: str,
     *,
     tenant_header: str | None = None,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-    required: bool = False,
-    policy: Policy | None = None,
-    max_body: int = MIB,
+    **options: Unpack[MiddlewareOptions],
 ) -> App:
-    """Return the ASGI application that forwards to the service at the URL `upstream`."""
-    own = Policy(**{**({} if policy is None else written(policy)), "not_done": UpstreamUnreached})
+    """Return the ASGI application that forwards to the service at the URL `upstream`.
+
+    `tenant_header` names the header that says whose key it is; `options` are the middleware's.
+    """
+    given = options.get("policy")
+    fields = {} if given is None else written(given)
+    policy = options["policy"] = Policy(**{**fields, "not_done": UpstreamUnreached})
     tenant = None if tenant_header is None else _tenant_header(tenant_header)
-    options: MiddlewareOptions = {
-        "include": include,
-        "exclude": exclude,
-        "required": required,
-        "policy": own,
-        "max_body": max_body,
-        "tenant": None if tenant is None else lambda request: _tenant_of(request, tenant),
-    }
-    hold = idempotency.internals.setup.rules(SCOPE, own).hold
+    if tenant is not None:
+        options["tenant"] = partial(_tenant_of, tenant)
+    hold = idempotency.internals.setup.rules(options.get("scope", SCOPE), policy).hold
     forwarder = Forwarder(Upstream(upstream), fresh=hold)
     protected = IdempotencyMiddleware(forwarder, idempotency, **options)
-    return Gate(protected, tenant, strict=include is not None or bool(exclude))
+    strict = options.get("include") is not None or bool(options.get("exclude"))
+    return Gate(protected, tenant, strict=strict)
 
 
 def _tenant_header(name: str) -> bytes:
@@ -171,7 +168,7 @@ def _tenant_header(name: str) -> bytes:
     return name.lower().encode()
 
 
-def _tenant_of(request: Request, header: bytes) -> str | None:
+def _tenant_of(header: bytes, request: Request) -> str | None:
     return next((value.decode("latin-1") for value in request.headers.values(header)), None)
 
 
@@ -619,6 +616,7 @@ async def _serve(options: Options, say: Callable[[str], None]) -> None:
             engine,
             options.upstream,
             tenant_header=options.tenant_header,
+            tenant=None,  # instead of the middleware's warning there is one for the command
             include=options.include,
             exclude=options.exclude or (),
             required=options.required,
