@@ -76,6 +76,13 @@ SERVERS = (
         optional=True,
     ),
     Server(
+        name="HAProxy",
+        commands=("haproxy",),
+        packages=("haproxy",),
+        wheel=None,
+        elsewhere="usr/sbin",
+    ),
+    Server(
         name="RabbitMQ",
         # The program itself: the one on PATH insists on a user and on folders of its own.
         commands=("rabbitmq-server", "rabbitmq-env"),

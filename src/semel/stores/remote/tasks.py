@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from io import BytesIO
+from typing import Any, Final
 
 import aiohttp
 from yarl import URL
@@ -14,6 +15,10 @@ from semel.stores.batching import has_ended, only_loop
 from semel.stores.remote.addresses import IDLE, Address, Unreachable
 from semel.stores.remote.wire import Reply
 from semel.stores.urls import tls_error
+
+
+LARGE: Final = 1 << 20
+"""Bytes; a larger body is sent piece by piece, so that the event loop goes on meanwhile."""
 
 
 class AsyncTransport(ForkAware):
@@ -58,7 +63,10 @@ class AsyncTransport(ForkAware):
         limit = aiohttp.ClientTimeout(total=max(seconds, 0.001))
         try:
             async with session.post(
-                url, data=body, timeout=limit, allow_redirects=False
+                url,
+                data=BytesIO(body) if len(body) > LARGE else body,
+                timeout=limit,
+                allow_redirects=False,
             ) as response:
                 return Reply(response.status, response.content_type, await response.read())
         except TimeoutError:
