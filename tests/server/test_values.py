@@ -86,7 +86,7 @@ EXAMPLES = {
 
 MORE = [
     (dt.datetime(2026, 1, 2, tzinfo=ZoneInfo("Europe/Paris")), "2026-01-02T00:00:00[Europe/Paris]"),
-    (dt.datetime(2026, 1, 2, fold=1), "2026-01-02T00:00:00"),
+    (dt.datetime(2026, 1, 2, fold=1), "2026-01-02T00:00:00"),  # noqa: DTZ001
     (dt.timedelta(days=-1), "-86400"),
     (dt.timedelta(0), "0"),
     ({(1, 2): 3}, [[[1, 2], 3]]),

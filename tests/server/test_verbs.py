@@ -87,7 +87,9 @@ def test_messagepack_in_and_out(centre, key):
         return msgspec.msgpack.decode(answer.body)
 
     owner = post("start", scope="orders", key=key, payload=b"\x00")["owner"]
-    assert post("finish", scope="orders", key=key, owner=owner, result=b"\xff")["status"] == "stored"
+    assert (
+        post("finish", scope="orders", key=key, owner=owner, result=b"\xff")["status"] == "stored"
+    )
     assert post("start", scope="orders", key=key, payload=b"\x00") == {
         "status": "done",
         "attempt": 1,
@@ -154,7 +156,9 @@ def test_an_owner_of_nothing_has_lost_its_lease(centre, key, verb):
         ("once", {"ran": False}, "forget", ("run", 1)),
     ],
 )
-def test_what_a_failure_does_to_the_key(centre, key, scope, fields, recorded, then):
+def test_what_a_failure_does_to_the_key(  # noqa: PLR0917 - a row of the table
+    centre, key, scope, fields, recorded, then
+):
     owner = run(centre, scope, key, payload=1)
     error = {"type": "CardDeclined", "message": "no funds"}
     failed = centre.post("fail", scope=scope, key=key, owner=owner, error=error, **fields)
@@ -325,7 +329,10 @@ def test_a_response_that_is_too_large_is_omitted(centre, key):
             {"status": 200, "headers": [], "base64": "/w=="},
         ),
         (
-            {"status": 500, "headers": [["Set-Cookie", "a=1"], ["Connection", "x-a"], ["x-a", "1"]]},
+            {
+                "status": 500,
+                "headers": [["Set-Cookie", "a=1"], ["Connection", "x-a"], ["x-a", "1"]],
+            },
             {"status": 500, "headers": [], "body": ""},
         ),
     ],
@@ -461,7 +468,9 @@ def deep(levels):
         ("keys", {"app": "x" * 201}, "invalid_request", "app"),
     ],
 )
-def test_a_field_that_is_wrong_is_named(centre, engine, verb, changes, code, field):
+def test_a_field_that_is_wrong_is_named(  # noqa: PLR0917 - a row of the table
+    centre, engine, verb, changes, code, field
+):
     fields = {name: value for name, value in (VALID[verb] | changes).items() if value is not ...}
     answer = centre.post(verb, **fields)
     assert problem(answer) == (400, code)
@@ -658,5 +667,3 @@ def test_a_foreign_host_is_refused_without_tokens(centre, engine):
     for host in ("localhost:8600", "LOCALHOST", "127.0.0.1", "127.1.2.3:1", "[::1]:8600"):
         assert centre.request("GET", "/live", None, {"Host": host}).status == 200
     assert not list(engine.records(scope="wrong"))
-
-

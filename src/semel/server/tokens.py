@@ -86,16 +86,17 @@ class Caller:
     def count(self, n: int = 1) -> None:
         """Count starts and claims; raise a `rate_limited` problem while the rate is used up.
 
-        A second's worth may come at once. A batch larger than that is let in whole, and what it
-        takes too much is waited for by the next request.
+        A second's worth may come at once. A batch larger than that needs a full second's worth, and
+        the next request waits for the rest.
         """
         if self.rate is None:
             return
-        now = time.monotonic()
-        self._left = min(max(1.0, self.rate), self._left + (now - self._at) * self.rate)
+        now, most = time.monotonic(), max(1.0, self.rate)
+        self._left = min(most, self._left + (now - self._at) * self.rate)
         self._at = now
-        if self._left <= 0:
-            raise Problem("rate_limited", retry_after=-self._left / self.rate)
+        missing = min(n, most) - self._left
+        if missing > 0:
+            raise Problem("rate_limited", retry_after=missing / self.rate)
         self._left -= n
 
 
