@@ -44,7 +44,9 @@ def binary() -> str:
 
 
 @contextlib.contextmanager
-def haproxy(folder: Path, ports: Sequence[int], *, check: str = "check inter 100ms") -> Iterator[int]:
+def haproxy(
+    folder: Path, ports: Sequence[int], *, check: str = "check inter 100ms"
+) -> Iterator[int]:
     """Balance over the servers on these ports; its own port."""
     program, port = binary(), free_port()
     servers = "\n".join(f"    server s{each} {HOST}:{each} {check}" for each in ports)
