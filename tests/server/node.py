@@ -27,6 +27,6 @@ class Node:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._process.kill()
         self._process.communicate()

@@ -52,7 +52,7 @@ const HANDLERS = {
     pay(asked, response);
   },
   large(asked, response, size) {
-    response.writeHead(200, { "Content-Type": "text/plain" });
+    response.writeHead(200, { "Content-Type": "text/plain", "Content-Length": size });
     response.end("x".repeat(Number(size)));
   },
   async chunks(asked, response) {

@@ -12,6 +12,7 @@ byte may have been sent, an upstream that breaks off is a failure, which the pol
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import signal
 import socket
@@ -24,6 +25,7 @@ from typing import Any, Final, Unpack, cast
 from urllib.parse import urlsplit
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from semel.adapters.asgi import (
     App,
@@ -138,12 +140,12 @@ class UpstreamBroken(Exception):
 
 def create_proxy(
     idempotency: AsyncIdempotency,
-    upstream: str,
+    upstream: Upstream,
     *,
     tenant_header: str | None = None,
     **options: Unpack[MiddlewareOptions],
 ) -> App:
-    """Return the ASGI application that forwards to the service at the URL `upstream`.
+    """Return the ASGI application that forwards to `upstream`.
 
     `tenant_header` names the header that says whose key it is; `options` are the middleware's.
     """
@@ -154,8 +156,7 @@ def create_proxy(
     if tenant is not None:
         options["tenant"] = partial(_tenant_of, tenant)
     hold = idempotency.internals.setup.rules(options.get("scope", SCOPE), policy).hold
-    forwarder = Forwarder(Upstream(upstream), fresh=hold)
-    protected = IdempotencyMiddleware(forwarder, idempotency, **options)
+    protected = Protecting(Forwarder(upstream, fresh=hold), idempotency, **options)
     strict = options.get("include") is not None or bool(options.get("exclude"))
     return Gate(protected, tenant, strict=strict)
 
@@ -170,6 +171,14 @@ def _tenant_header(name: str) -> bytes:
 
 def _tenant_of(header: bytes, request: Request) -> str | None:
     return next((value.decode("latin-1") for value in request.headers.values(header)), None)
+
+
+class Protecting(IdempotencyMiddleware):
+    """The middleware, for an application that sees the path as it was sent."""
+
+    def request_of(self, scope: Scope) -> Request:
+        """Compare the path as it was sent: `/a%2Fb` is not `/a/b` to every upstream."""
+        return replace(super().request_of(scope), path=scope["raw_path"].decode("latin-1"))
 
 
 # --- what is refused, and what is said of errors -------------------------------------------------
@@ -365,19 +374,26 @@ def _end_to_end(lines: Iterable[HeaderLine], dropped: frozenset[bytes]) -> list[
 
 
 class Upstream:
-    """The service behind the proxy: its address, and the connections that are idle."""
+    """The service behind the proxy: its address, and the connections to it."""
 
     def __init__(self, url: str) -> None:
         self.host, self.port, self.tls, authority = _address(url)
         self.authority = authority.encode()
         self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
 
     async def connect(self, *, fresh: bool) -> Connection:
         """Return a connection: the one that was idle last, or a new one."""
         while self._idle and not fresh:
             connection = self._idle.pop()
             if connection.wake():
-                return connection
+                break
+        else:
+            connection = await self._opened()
+        self._busy.add(connection)
+        return connection
+
+    async def _opened(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
@@ -393,6 +409,7 @@ class Upstream:
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next request, or end it if its exchange is not complete."""
+        self._busy.discard(connection)
         if connection.rest(self._expire):
             self._idle.append(connection)
         else:
@@ -401,6 +418,11 @@ class Upstream:
     def _expire(self, connection: Connection) -> None:
         self._idle.remove(connection)
         connection.abort()
+
+    def break_off(self) -> None:
+        """End the requests that run, as if the upstream had ended them."""
+        for connection in self._busy:
+            connection.abort()
 
     def close(self) -> None:
         """End the connections that are idle."""
@@ -448,7 +470,8 @@ class Connection(asyncio.Protocol):
         self._arrived = bytearray()
         self._ended = False
         """Nothing more arrives."""
-        self._error: Exception | None = None
+        self._broken = False
+        """It ended by an error, or here: what has arrived is not whole."""
         self._news = loop.create_future()
         """Is done when something has arrived, or nothing more can."""
         self._room = loop.create_future()
@@ -473,17 +496,17 @@ class Connection(asyncio.Protocol):
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._read())
-        except h11.RemoteProtocolError as error:  # its text may repeat what was answered
+        except h11.RemoteProtocolError:  # its text may repeat what was answered
             how = "the connection ended" if self._ended else "what came is not HTTP"
-            raise UpstreamBroken(how) from error
+            raise UpstreamBroken(how) from None
         return event
 
     async def _read(self) -> bytes:
         if not self._arrived and not self._ended:
             self._news = self._loop.create_future()
             await self._news
-        if not self._arrived and self._error is not None:
-            raise UpstreamBroken("the connection broke") from self._error
+        if not self._arrived and self._broken:
+            raise UpstreamBroken("the connection broke")
         data = bytes(self._arrived)
         self._arrived.clear()
         self._transport.resume_reading()
@@ -496,7 +519,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection at once."""
-        self._ended = True
+        self._ended = self._broken = True
         self._transport.abort()
 
     # --- between two requests ----------------------------------------------------------------
@@ -544,7 +567,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end."""
-        self._ended, self._error = True, error
+        self._ended, self._broken = True, self._broken or error is not None
         self._tell()
         self.resume_writing()
 
@@ -584,17 +607,31 @@ class Options(Namespace):
 
 
 class ProxyServer(Server):
-    """Ends within `grace` seconds, whatever still runs."""
+    """Lets requests run for `grace` seconds after a signal; then it ends them."""
 
-    grace: float
+    def __init__(self, app: App, upstream: Upstream, grace: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",  # whatever is installed: it is strict about where a body ends
+                ws="none",
+                lifespan="on",
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=math.ceil(grace) + 1,  # for bodies that do not come
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+            )
+        )
+        self._upstream, self._grace = upstream, grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let the requests that run end, also those whose clients are gone."""
-        try:
-            async with asyncio.timeout(self.grace):
-                await super().shutdown(sockets)
-        except TimeoutError:
-            logger.warning("requests still ran after %g seconds; they were left", self.grace)
+        """Take no new requests, and wait for those that run, also without their clients."""
+        ending = asyncio.get_running_loop().call_later(self._grace, self._upstream.break_off)
+        await super().shutdown(sockets)
+        ending.cancel()
 
 
 def serve(options: Options, say: Callable[[str], None]) -> int:
@@ -610,11 +647,12 @@ def serve(options: Options, say: Callable[[str], None]) -> int:
 
 async def _serve(options: Options, say: Callable[[str], None]) -> None:
     prefix = UNSET if options.store_prefix is None else options.store_prefix
+    upstream = Upstream(options.upstream)
     engine = AsyncIdempotency(options.url, prefix=prefix, **options.engine)
     try:
         app = create_proxy(
             engine,
-            options.upstream,
+            upstream,
             tenant_header=options.tenant_header,
             tenant=None,  # instead of the middleware's warning there is one for the command
             include=options.include,
@@ -623,20 +661,7 @@ async def _serve(options: Options, say: Callable[[str], None]) -> None:
             policy=None if options.policy is None else Policy.preset(options.policy),
             max_body=options.max_body,
         )
-        config = uvicorn.Config(
-            app,
-            http="h11",  # whatever is installed: it is strict about where a body ends
-            ws="none",
-            lifespan="on",
-            timeout_keep_alive=KEEP_ALIVE,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-        )
-        server = ProxyServer(config)
-        server.grace = options.grace
+        server = ProxyServer(app, upstream, options.grace)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, setattr, server, "should_exit", True)

@@ -12,7 +12,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from semel import AsyncIdempotency
 from semel.adapters.asgi import App
-from semel.server.proxy import create_proxy
+from semel.server.proxy import Upstream, create_proxy
 from server.node import Node
 from web.handlers import CORS_ORIGIN, Business, Folder
 from web.stacks.asgi import Authorized
@@ -21,11 +21,11 @@ from web.stacks.asgi import Authorized
 @cache
 def _upstream(folder: Folder) -> str:
     node = Node(folder.root)
-    atexit.register(node.stop)
+    atexit.register(node.close)
     return node.url
 
 
 def application(business: Business, engine: AsyncIdempotency, options: Mapping[str, Any]) -> App:
-    proxy = create_proxy(engine, _upstream(business.folder), **options)
+    proxy = create_proxy(engine, Upstream(_upstream(business.folder)), **options)
     compressing = GZipMiddleware(Authorized(proxy, business), minimum_size=100)
     return CORSMiddleware(compressing, allow_origins=[CORS_ORIGIN])
