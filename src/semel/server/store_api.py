@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
 
@@ -50,12 +51,12 @@ from semel.core.records import (
 )
 from semel.errors import (
     ConfigError,
-    IdempotencyError,
+    InvalidKey,
     RecordUnreadable,
     StoreError,
     StoreUnavailable,
 )
-from semel.server.app import Authenticate, client_left, media_type_of, read_body
+from semel.server.bodies import Authenticate, client_left, media_type_of, read_body
 from semel.server.problems import Problem
 from semel.server.service import Service
 from semel.server.tokens import Caller
@@ -71,9 +72,6 @@ RIGHTS: Final[dict[type[Request[Any]], str]] = {
     ),
 }
 """What a token needs for each kind of request; for the audit trail it is always `operate`."""
-
-ENDING: Final = (CompleteRequest, FailRequest, PutRequest, ForgetRequest, RenewRequest)
-"""What may end or park an attempt, so that waiters should ask again."""
 
 MOST_RECORDS: Final = 1_000_000_000
 """The largest limit of a listing; databases take no number without a limit."""
@@ -122,8 +120,8 @@ async def _send(service: Service, caller: Caller, body: bytes) -> bytes:
     try:
         remaining, sent = wire.read_batch(body)
     except wire.Malformed as error:
-        raise _invalid(error.field, str(error)) from None
-    requests = [
+        raise _malformed(error) from None
+    requests: list[Any] = [
         _accepted(service, caller, request, f"requests[{index}]")
         for index, request in enumerate(sent)
     ]
@@ -141,9 +139,15 @@ async def _send(service: Service, caller: Caller, body: bytes) -> bytes:
     finally:
         # Whatever is known of it: it may have been done.
         for request in requests:
-            if isinstance(request, ENDING):
+            if _ends(request):
                 service.wake(request.identity)
     return wire.write_answers([_shown(service, caller, answer) for answer in answers])
+
+
+def _ends(request: Any) -> bool:
+    """Whether this may end or park an attempt, so that its waiters should ask again."""
+    parks = isinstance(request, RenewRequest) and request.lease <= 0
+    return parks or isinstance(request, CompleteRequest | FailRequest | ForgetRequest)
 
 
 async def _answers(store: AsyncStore, requests: Sequence[Request[Any]]) -> list[Any]:
@@ -202,21 +206,32 @@ def _shown(service: Service, caller: Caller, answer: Any) -> Any:
 
 def _accepted(service: Service, caller: Caller, request: Request[Any], place: str) -> Request[Any]:
     """Check a request, and return it as it is sent."""
-    identity = getattr(request, "identity", None)
-    scope = identity.scope if identity is not None else getattr(request, "scope", None)
-    caller.require("operate" if scope == AUDIT_SCOPE else RIGHTS[type(request)], scope)
+    _check_right(caller, request, place)
     try:
-        if isinstance(identity, Identity):
+        identity = getattr(request, "identity", None)
+        if identity is not None:
             _check_identity(service, request, identity)
-        _check_fields(service, request, scope)
+        _check_fields(service, request)
     except Problem as problem:
         problem.field = f"{place}.{problem.field}"
         raise
-    except IdempotencyError as error:
+    except InvalidKey as error:
+        raise Problem("invalid_key", error.text, field=place) from None
+    except ConfigError as error:
         raise _invalid(place, error.text) from None
-    if caller.name is None:
-        return request
-    return _named(request, caller.name, place)
+    return request if caller.name is None else _named(request, caller.name)
+
+
+def _check_right(caller: Caller, request: Any, place: str) -> None:
+    identity = getattr(request, "identity", None)
+    scope = getattr(request, "scope", None) if identity is None else identity.scope
+    if scope != AUDIT_SCOPE:
+        caller.require(RIGHTS[type(request)], scope)
+    elif isinstance(request, PutRequest) and caller.name is not None:
+        # An entry is about records of a scope: who may operate there may write it.
+        caller.require("operate", _entry(request.result, place).get("scope"))
+    else:
+        caller.require("operate", None)
 
 
 def _check_identity(service: Service, request: Request[Any], identity: Identity) -> None:
@@ -229,7 +244,7 @@ def _check_identity(service: Service, request: Request[Any], identity: Identity)
         check_text("key", identity.key)
 
 
-def _check_fields(service: Service, request: Any, scope: str | None) -> None:
+def _check_fields(service: Service, request: Any) -> None:
     for name in request.__struct_fields__:
         fits = _FIELDS.get(name)
         if fits is not None and not fits(getattr(request, name)):
@@ -239,7 +254,7 @@ def _check_fields(service: Service, request: Any, scope: str | None) -> None:
     if isinstance(request, ClaimRequest) or (
         isinstance(request, RenewRequest) and request.lease > 0
     ):
-        service.lease(str(scope), request.lease)
+        service.lease(request.identity.scope, request.lease)
     elif isinstance(request, AdoptRequest) and request.lease < SHORTEST_LEASE:
         raise _invalid("lease", f"lease must be {SHORTEST_LEASE:g} seconds at least")
 
@@ -280,10 +295,14 @@ def _invalid(field: str, text: str) -> Problem:
     return Problem("invalid_request", text, field=field)
 
 
+def _malformed(error: wire.Malformed) -> Problem:
+    return Problem(error.code, str(error), field=error.field)
+
+
 # --- the token's name ----------------------------------------------------------------------------
 
 
-def _named(request: Request[Any], name: str, place: str) -> Request[Any]:
+def _named(request: Request[Any], name: str) -> Request[Any]:
     """Return a request that says by which token it came."""
     match request:
         case ClaimRequest():
@@ -291,7 +310,9 @@ def _named(request: Request[Any], name: str, place: str) -> Request[Any]:
         case RenewRequest(run_info=bytes(said)):
             return replace(request, run_info=_run_info(said, name, LONGEST))
         case PutRequest(identity=Identity(scope=scope)) if scope == AUDIT_SCOPE:
-            return replace(request, result=_entry(request.result, name, place))
+            entry = _entry(request.result, "")
+            entry["by"] += f"@{name}"
+            return replace(request, result=Encoded(audit.CODEC, msgspec.json.encode(entry)))
     return request
 
 
@@ -303,16 +324,13 @@ def _run_info(said: bytes, name: str, ttl: float) -> bytes:
     return run_info.build(f"{known.by}@{name}", known.ttl, known.codec, known.why, known.most)
 
 
-def _entry(outcome: Encoded, name: str, place: str) -> Encoded:
-    """Add the name to an entry of the audit trail."""
-    try:
+def _entry(outcome: Encoded, place: str) -> dict[str, str]:
+    """Read an entry of the audit trail; raise `invalid_request` for anything else."""
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         said = msgspec.json.decode(outcome.data, type=dict[str, str])
-        by = said["by"]
-    except (msgspec.MsgspecError, ValueError, RecursionError, KeyError):
-        by = ""
-    if not by or outcome.codec != audit.CODEC:
-        raise _invalid(f"{place}.result", "this is no entry of the audit trail")
-    return Encoded(audit.CODEC, msgspec.json.encode({**said, "by": f"{by}@{name}"}))
+        if outcome.codec == audit.CODEC and "by" in said:
+            return said
+    raise _invalid(f"{place}.result", "this is no entry of the audit trail")
 
 
 # --- watches -------------------------------------------------------------------------------------
@@ -323,7 +341,7 @@ async def _watch(service: Service, caller: Caller, body: bytes, gone: asyncio.Fu
     try:
         watched = wire.read_watch(body)
     except wire.Malformed as error:
-        raise _invalid(error.field, str(error)) from None
+        raise _malformed(error) from None
     identity = service.identity(watched.identity.scope, watched.identity.key)
     caller.require("store", identity.scope)
     end = monotonic() + watched.seconds

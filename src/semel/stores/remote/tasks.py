@@ -16,7 +16,6 @@ from semel.stores.remote.addresses import IDLE, Address, Unreachable
 from semel.stores.remote.wire import Reply
 from semel.stores.urls import tls_error
 
-
 LARGE: Final = 1 << 20
 """Bytes; a larger body is sent piece by piece, so that the event loop goes on meanwhile."""
 

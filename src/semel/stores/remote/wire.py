@@ -86,7 +86,9 @@ PATIENCE: Final = 0.8
 class Malformed(ValueError):
     """A body that is not of this version; `field` is where in the body."""
 
-    def __init__(self, text: str, field: str = "body") -> None:
+    code = "invalid_request"
+
+    def __init__(self, text: str, field: str) -> None:
         super().__init__(text)
         self.field = field
 
@@ -334,7 +336,10 @@ def _checked(decode: Any, data: Any, place: str) -> Any:
         # What msgspec says may repeat a value: the field alone is told.
         found = _PATH.search(str(error)) or _NAME.search(str(error))
         field = f"{place}.{found[1]}".removeprefix(".") if found else place or "body"
-        raise Malformed(f"{field} is not as version {VERSION} of the wire has it", field) from None
+        malformed = Malformed(f"{field} is not as version {VERSION} of the wire has it", field)
+        if isinstance(error.__cause__, InvalidKey):
+            malformed.code = InvalidKey.code
+        raise malformed from None
     if getattr(read, "version", VERSION) != VERSION:
         raise Malformed(f"this service speaks version {VERSION} of the wire", "version")
     return read
