@@ -55,9 +55,6 @@ with Needed("semel[server]", by=__name__):
 SCOPE: Final = "http"
 """The scope of the keys, as in every web integration."""
 
-PORT: Final = 8601
-GRACE: Final = 30.0
-
 KEEP_ALIVE: Final = 130
 """Seconds an idle client stays connected. Gateways drop theirs sooner (nginx 60, Caddy 120), so
 that none sends a request into a connection that is being closed here."""
@@ -104,23 +101,21 @@ _PROBLEMS: Final[Mapping[str, Problem]] = {
     "invalid_target": Problem(
         400,
         "Target invalid",
-        "The target must be a path that begins with / and has no . or .. parts.",
+        "The target must be a path: it begins with / and has no . or .. part.",
     ),
     "invalid_tenant": Problem(
-        400,
-        "Tenant unclear",
-        "The header that names the tenant may come once, without underscores.",
+        400, "Tenant unclear", "Send the tenant's header once, with hyphens in its name."
     ),
     "not_implemented": Problem(
-        501, "Not implemented", "CONNECT, TRACE and WebSockets are not forwarded."
+        501, "Not implemented", "The proxy doesn't forward CONNECT, TRACE, or WebSockets."
     ),
     "upstream_unreached": Problem(
-        502, "Upstream unreachable", "The request was not forwarded, and nothing ran.", retry=True
+        502, "Upstream unreachable", "The service could not be reached. Nothing ran.", retry=True
     ),
     "upstream_broken": Problem(
         502,
         "Upstream broken",
-        "The request was forwarded, but no whole answer came back: it may have taken effect.",
+        "The request was sent, but no complete response came back. It may have taken effect.",
     ),
 }
 """What the proxy says beside the problems of `semel.http`."""
@@ -214,7 +209,8 @@ class Gate:
                 await self._app(scope, receive, dated)
             except (UpstreamUnreached, UpstreamBroken) as error:
                 code, lines = error.code, ()
-                logger.warning("the client gets 502: %s", error)
+                end = "the response is cut off" if begun else "the client gets 502"
+                logger.warning("upstream %s; %s", error, end)
         if code is not None and not begun:  # else uvicorn closes the connection before its end
             await send_answer(dated, problem(code, {}, lines=lines, among=_PROBLEMS))
 
@@ -343,7 +339,7 @@ async def _send_answer(connection: Connection, send: Send) -> None:
     while isinstance(head := await connection.event(), h11.InformationalResponse):
         pass
     if head.status_code > _LAST_STATUS:
-        raise UpstreamBroken(f"the upstream answered with the status {head.status_code}")
+        raise UpstreamBroken(f"answered with the status {head.status_code}")
     lines = head.headers
     names = Headers(lines)
     # Both: the chunks counted, so the length may be wrong.
@@ -402,7 +398,7 @@ class Upstream:
                 )
         except OSError as error:
             raise UpstreamUnreached(
-                f"upstream unreachable; nothing ran [upstream={self.authority.decode()} "
+                f"unreachable, so nothing ran [upstream={self.authority.decode()} "
                 f"error={type(error).__name__}: {error}]"
             ) from error
         return connection
@@ -497,8 +493,8 @@ class Connection(asyncio.Protocol):
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._read())
         except h11.RemoteProtocolError:  # its text may repeat what was answered
-            how = "the connection ended" if self._ended else "what came is not HTTP"
-            raise UpstreamBroken(how) from None
+            how = "ended the connection" if self._ended else "sent what is not HTTP"
+            raise UpstreamBroken(f"{how} before its response was complete") from None
         return event
 
     async def _read(self) -> bytes:
@@ -506,7 +502,7 @@ class Connection(asyncio.Protocol):
             self._news = self._loop.create_future()
             await self._news
         if not self._arrived and self._broken:
-            raise UpstreamBroken("the connection broke")
+            raise UpstreamBroken("broke off before its response was complete")
         data = bytes(self._arrived)
         self._arrived.clear()
         self._transport.resume_reading()
