@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 
 from semel import Idempotency
-from semel.server import app
+from semel.server import bodies
 from semel.server.problems import Problem
 
 OWNER = "0" * 24
@@ -108,14 +108,14 @@ def test_what_is_hardly_http_is_refused(centre, sent):
 
 
 def test_a_body_that_does_not_come_ends_with_an_answer(monkeypatch):
-    monkeypatch.setattr(app, "BODY_WITHIN", 0.01)
+    monkeypatch.setattr(bodies, "BODY_WITHIN", 0.01)
 
     async def never():
         await asyncio.Event().wait()
 
     async def main():
         with pytest.raises(Problem) as told:
-            await app.read_body(Request({"type": "http", "headers": []}, never))
+            await bodies.read_body(Request({"type": "http", "headers": []}, never))
         assert (told.value.code, told.value.field) == ("invalid_request", "body")
         assert told.value.close
 

@@ -460,7 +460,8 @@ def _serving(command: _Command) -> None:
         "--right",
         action="append",
         choices=["use", "store", "view", "operate"],
-        help="what the token permits; repeatable (default: use)",
+        metavar="RIGHT",
+        help="what the token permits: use, store, view, operate; repeatable (default: use)",
     )
     made.add_argument(
         "--scope",

@@ -5,11 +5,9 @@ This module is HTTP. What the verbs do is in `service`, what they take and answe
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Final
@@ -23,20 +21,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from semel.server import store_api
+from semel.server.bodies import Authenticate, client_left, media_type_of, read_body
 from semel.server.metrics import Metrics
 from semel.server.openapi import document
 from semel.server.problems import Problem, problem_response
 from semel.server.service import Gone, Service
 from semel.server.tokens import ANYONE, Caller, Tokens
 from semel.server.wire import JSON, PACK, VERBS, Named, unpack
-
-MOST_BYTES: Final = 4 * 1024 * 1024
-"""Of a body."""
-LINGER: Final = 4
-"""How much of a body that is too large is read and dropped: a client that is still sending when the
-connection closes never sees the answer."""
-BODY_WITHIN: Final = 10.0
-"""Seconds."""
 
 ABOUT: Final = """\
 semel: run any operation once per key, from every language.
@@ -47,37 +39,6 @@ POST /v1/finish  store the result of an attempt      GET /ready          its sto
 POST /v1/fail    record that it failed               GET /metrics        for Prometheus
 POST /v1/keys    make new keys
 """
-
-Authenticate = Callable[[Request], Caller]
-
-
-def media_type_of(request: Request) -> str:
-    """Return the type of the body, JSON or MessagePack; raise `unsupported_media_type`."""
-    named = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if named not in PACK or encoding != "identity":
-        raise Problem("unsupported_media_type", close=True)
-    return named
-
-
-async def read_body(request: Request, most: int = MOST_BYTES) -> bytes:
-    """Return the body; raise `body_too_large`, or `invalid_request` if it does not arrive."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_WITHIN):
-            async for part in request.stream():
-                size += len(part)
-                if size <= most:
-                    parts.append(part)
-                elif size > most * LINGER:
-                    break
-    except TimeoutError:
-        detail = f"the body did not arrive within {BODY_WITHIN:g} seconds"
-        raise Problem("invalid_request", detail, field="body", close=True) from None
-    if size > most:
-        raise Problem("body_too_large", close=True)
-    return b"".join(parts)
 
 
 class Tenants:
@@ -110,12 +71,9 @@ def create_app(service: Service, tokens: Tokens | None = None) -> Starlette:
             for name in VERBS
         ),
     ]
-    with suppress(ImportError):
-        from semel.server import store_api  # noqa: PLC0415
-
-        for route in store_api.routes(service, tenants):
-            counted = metrics.counted(route.path.rpartition("/")[2], route.endpoint)
-            routes.append(Route(route.path, counted, methods=["POST"]))
+    for route in store_api.routes(service, tenants):
+        counted = metrics.counted(route.path.rpartition("/")[2], route.endpoint)
+        routes.append(Route(route.path, counted, methods=["POST"]))
     app = Starlette(
         routes=routes,
         exception_handlers={
@@ -152,12 +110,6 @@ def _verb(
         )
 
     return answer
-
-
-async def client_left(request: Request) -> None:
-    """Return when the client has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 # --- what needs no token -------------------------------------------------------------------------

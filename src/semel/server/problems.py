@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from starlette.responses import Response
 
-from semel.errors import IdempotencyError, InvalidKey
+from semel.errors import IdempotencyError
 from semel.http.problems import instance_of
 
 
@@ -134,18 +134,15 @@ def problem_response(problem: Problem) -> Response:
 
 
 def problem_of(error: IdempotencyError, *, shown: bool = True) -> Problem:
-    """Return the problem that an error of semel's is; `shown` says whether its text may be."""
+    """Return the problem that an error about a record is; `shown` says whether its text may be."""
     named = (kind.code for kind in type(error).__mro__ if issubclass(kind, IdempotencyError))
     code = next(code for code in named if code in KINDS)
-    extra: dict[str, Any] = {}
-    if error.key_digest is not None:
-        extra["instance"] = instance_of(error.key_digest)
+    extra: dict[str, Any] = {"instance": instance_of(str(error.key_digest))}
     for name, member in _EXTRA.get(code, {}).items():
         extra[name] = member(error)
     return Problem(
         code,
         error.text if shown else None,
-        field="key" if isinstance(error, InvalidKey) else None,
         retry_after=getattr(error, "retry_after", None),
         retry=error.retry_helps,
         extra=extra,

@@ -398,7 +398,7 @@ class Gone(Exception):
     """The client has left: there is no one to answer."""
 
 
-_SHOWN: Final = (ConcurrentRequest, DuplicateRequest, AttemptsExhausted, WaitTimeout, InvalidKey)
+_SHOWN: Final = (ConcurrentRequest, DuplicateRequest, AttemptsExhausted, WaitTimeout)
 """Errors whose text has nothing of a record; that of others may quote a result."""
 
 

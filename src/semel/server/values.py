@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from semel.core.codec import decode_failure, omission_reason
+from semel.core.codec import omission_reason
 from semel.core.codec_types import CUSTOM, EXTRA, TAG, TYPE, VALUE, Tree
 from semel.core.records import OMITTED, Encoded
 from semel.core.stored_answers import HTTP, unpack_answer
@@ -46,11 +46,6 @@ def plain(stored: Encoded | None) -> Plain | Answered:
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):
         raise ResultUnavailable("what is stored cannot be read") from None
     return Plain(value, reading.lossy)
-
-
-def failure(stored: Encoded | None) -> tuple[str, str]:
-    """Read a stored failure: type name and message."""
-    return ("Unknown", "") if stored is None else decode_failure(stored)
 
 
 def _response(data: bytes) -> Answered:

@@ -342,8 +342,7 @@ def _descriptions(asks: type[Asked]) -> dict[str, str]:
     for field, hint in hints.items():
         for each in (hint, *get_args(hint)):
             for meta in getattr(each, "__metadata__", ()):
-                if meta.description is not None:
-                    found[field] = meta.description
+                found[field] = meta.description
     return found
 
 
