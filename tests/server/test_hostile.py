@@ -57,7 +57,7 @@ def garbage(chance: random.Random) -> tuple[str, bytes, str]:
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(2_000), pytest.param(10_000, marks=pytest.mark.more(one_of=1))]
+    "count", [pytest.param(2_000), pytest.param(10_000, marks=pytest.mark.more)]
 )
 def test_garbage_leaves_no_record(service, tmp_path, count):
     url = f"sqlite:///{tmp_path / 'semel.db'}"

@@ -96,6 +96,31 @@ def test_waiting_starts_stay_below_the_file_limit(monkeypatch):
     assert room_for_waiting(5000) == 5000
 
 
+def test_it_lives_when_more_starts_wait_than_it_may_open_files(service):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))  # a child inherits it
+    try:
+        running = service("memory://")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert running.post("start", scope="s", key="k", lease=3600).status == 200
+    body = json.dumps({"scope": "s", "key": "k", "wait": 25}).encode()
+    polls = []
+    for _ in range(300):
+        connection = running.connection()
+        connection.request("POST", "/v1/start", body, HEADERS)
+        polls.append(connection)
+    eventually(lambda: gauge(running) == 256 - RESERVED, "as many starts to wait as may")
+    assert running.get("/live").status == 200
+    running.send_signal(signal.SIGTERM)
+    codes = [json.loads(each.getresponse().read())["code"] for each in polls]
+    assert codes.count("concurrent_request") == 256 - RESERVED
+    assert codes.count("too_many_waiting") == 300 - codes.count("concurrent_request")
+    for each in polls:
+        each.close()
+    assert running.process.wait(PATIENCE) == 0
+
+
 def test_a_port_that_is_taken_is_said(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -297,7 +322,8 @@ def test_without_its_store_it_lives_but_is_not_ready(service, tmp_path, make_tok
     shop = make_token("shop", ["use"], ["*"])
     boss = make_token("boss", ["use", "operate"], ["*"])
     (tmp_path / "tokens.toml").write_text(shop.table + boss.table)
-    running = service(f"redis://127.0.0.1:{port}", "--tokens", "tokens.toml")
+    quickly = {"SEMEL_STORE_TIMEOUT": "1"}
+    running = service(f"redis://127.0.0.1:{port}", "--tokens", "tokens.toml", env=quickly)
     assert running.get("/live").status == 200
     ready = running.get("/ready")
     assert (ready.status, ready.data["code"]) == (503, "store_error")
