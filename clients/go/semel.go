@@ -377,6 +377,9 @@ func (c *Client) begin(ctx context.Context, scope, key, owner string, options *O
 		if failed.Code == "wait_timeout" && time.Since(sent) > time.Second {
 			continue
 		}
+		if failed.RetryAfter == 0 {
+			failed.RetryAfter = time.Second
+		}
 		if sleep(ctx, min(failed.RetryAfter, time.Until(end))) != nil {
 			return nil, time.Time{}, ctx.Err()
 		}

@@ -280,7 +280,7 @@ export class Semel {
         const answered = now();
         if (!BUSY.has(error?.code) || answered >= end) throw error;
         if (error.code === "wait_timeout" && answered - sent > 1) continue;
-        await sleep(Math.min(error.retryAfter ?? 1, end - answered), signal);
+        await sleep(Math.min(error.retryAfter || 1, end - answered), signal);
       }
     }
   }
