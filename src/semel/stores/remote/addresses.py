@@ -96,6 +96,15 @@ def parse(url: str, *, prefix: str, timeout: float, options: Mapping[str, Any]) 
     """Read a store URL."""
     scheme = url.partition("://")[0]
     check_login(url)
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host:
+        raise ConfigError(f"{scheme}:// needs a host, and maybe a port: {scheme}://host:{PORT}")
+    if "@" in parts.netloc:
+        raise ConfigError(f"{scheme}:// has no login: set {TOKEN_VARIABLE} instead")
     in_url = split_url(url)[1]
     reject_in_url(in_url, token=f"a secret: set {TOKEN_VARIABLE}, or give it to open_store")
     chosen = merge_options(scheme, in_url, options, OPTIONS)
@@ -103,21 +112,10 @@ def parse(url: str, *, prefix: str, timeout: float, options: Mapping[str, Any]) 
         raise ConfigError(
             f"the prefix of {scheme}:// is the service's: set it there, and leave it out here"
         )
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise ConfigError(f"{scheme}:// needs a host: {scheme}://host:{PORT}") from None
-    if parts.username is not None:
-        raise ConfigError(
-            f"{scheme}:// has no login: set {TOKEN_VARIABLE}, and leave out what is before the @"
-        )
-    if not host:
-        raise ConfigError(f"{scheme}:// needs a host: {scheme}://host:{PORT}")
     tls = scheme.endswith("https")
     return Address(
         host,
-        port if port is not None else (TLS_PORT if tls else PORT),
+        port or (TLS_PORT if tls else PORT),
         parts.path.rstrip("/"),
         _token(chosen.get("token")),
         _files(scheme, chosen, tls=tls),
