@@ -402,7 +402,8 @@ def test_without_a_tenant_header_the_log_warns(proxy, of_tenants):
 @pytest.mark.parametrize("policy", ["http", "payment"])
 def test_an_upstream_that_is_not_reached_has_run_nothing(start, scripted, policy, key):
     port = free_port()
-    proxy = start(f"http://127.0.0.1:{port}", "--policy", policy)
+    strict = {"SEMEL_FAILURE": "final", "SEMEL_MAX_ATTEMPTS": "1"}
+    proxy = start(f"http://127.0.0.1:{port}", "--policy", policy, env=strict)
     for told in ({}, {"key": key}, {"key": key}):
         answer = proxy.client.post("/pay", body=BODY, **told)
         assert (answer.status, answer.code) == (502, "upstream_unreached")

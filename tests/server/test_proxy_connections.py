@@ -146,9 +146,9 @@ async def test_an_answer_that_is_broken_off_here_is_not_whole(server):
 
 async def test_what_an_upstream_does_not_take_is_waited_for(server):
     connection = await server.upstream.connect(fresh=False)
-    await connection.has_room()
+    await connection.writable()
     connection.pause_writing()
-    waiting = asyncio.ensure_future(connection.has_room())
+    waiting = asyncio.ensure_future(connection.writable())
     await asyncio.sleep(0)
     assert not waiting.done()
     connection.resume_writing()

@@ -1,6 +1,6 @@
 """`semel proxy`: the web rules of `semel.http` in front of a service in any language.
 
-    Gate            refuses what cannot be forwarded, and answers for an upstream that does not
+    Gateway         rejects what cannot be forwarded, and answers for an upstream that does not
     the middleware  of `semel.adapters.asgi`: keys, replays, and what becomes of a failure
     Forwarder       sends a request to the upstream, and its answer back, both as streams
     Upstream        opens connections, and keeps those that are idle for a moment
@@ -38,8 +38,9 @@ from semel.adapters.asgi import (
 )
 from semel.adapters.check_decorators import PROTECTED
 from semel.aio import AsyncIdempotency
+from semel.core.decide import NothingRan
 from semel.core.optional import Needed
-from semel.core.policy import Policy, written
+from semel.core.policy import Policy
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.http.options import MiddlewareOptions, check_header_name
@@ -92,7 +93,7 @@ _FORWARDED: Final = b"x-forwarded-"
 
 _LAST_STATUS: Final = 599
 
-_REFUSED_METHODS: Final = frozenset({"CONNECT", "TRACE"})
+_REJECTED_METHODS: Final = frozenset({"CONNECT", "TRACE"})
 _DOTS: Final = re.compile(r"(?:^|[/\\])\.\.?(?:[/\\]|$)")
 """A part of a path that means another one to some servers, and nothing to others."""
 
@@ -121,7 +122,7 @@ _PROBLEMS: Final[Mapping[str, Problem]] = {
 """What the proxy says beside the problems of `semel.http`."""
 
 
-class UpstreamUnreached(Exception):
+class UpstreamUnreached(NothingRan):
     """No connection could be made: the upstream has not seen the request."""
 
     code = "upstream_unreached"
@@ -144,16 +145,13 @@ def create_proxy(
 
     `tenant_header` names the header that says whose key it is; `options` are the middleware's.
     """
-    given = options.get("policy")
-    fields = {} if given is None else written(given)
-    policy = options["policy"] = Policy(**{**fields, "not_done": UpstreamUnreached})
     tenant = None if tenant_header is None else _tenant_header(tenant_header)
     if tenant is not None:
         options["tenant"] = partial(_tenant_of, tenant)
-    hold = idempotency.internals.setup.rules(options.get("scope", SCOPE), policy).hold
-    protected = Protecting(Forwarder(upstream, fresh=hold), idempotency, **options)
+    rules = idempotency.internals.setup.rules(options.get("scope", SCOPE), options.get("policy"))
+    protected = Protecting(Forwarder(upstream, fresh=rules.hold), idempotency, **options)
     strict = options.get("include") is not None or bool(options.get("exclude"))
-    return Gate(protected, tenant, strict=strict)
+    return Gateway(protected, tenant, strict=strict)
 
 
 def _tenant_header(name: str) -> bytes:
@@ -176,10 +174,10 @@ class Protecting(IdempotencyMiddleware):
         return replace(super().request_of(scope), path=scope["raw_path"].decode("latin-1"))
 
 
-# --- what is refused, and what is said of errors -------------------------------------------------
+# --- what is rejected, and what is said of errors -------------------------------------------------
 
 
-class Gate:
+class Gateway:
     """Answers what must not be forwarded, and what the upstream did not answer."""
 
     def __init__(self, app: App, tenant: bytes | None, *, strict: bool) -> None:
@@ -203,7 +201,7 @@ class Gate:
                     message["headers"] = [*message["headers"], _date()]
             await send(message)
 
-        code, lines = self._refused(scope), _CLOSE
+        code, lines = self._rejected(scope), _CLOSE
         if code is None:
             try:
                 await self._app(scope, receive, dated)
@@ -214,11 +212,11 @@ class Gate:
         if code is not None and not begun:  # else uvicorn closes the connection before its end
             await send_answer(dated, problem(code, {}, lines=lines, among=_PROBLEMS))
 
-    def _refused(self, scope: Scope) -> str | None:
+    def _rejected(self, scope: Scope) -> str | None:
         """Return the code of the problem that a request is; None = it may be forwarded."""
         headers = Headers(scope["headers"])
         upgrades = b",".join(headers.values(b"upgrade")).lower()
-        if scope["method"].upper() in _REFUSED_METHODS or b"websocket" in upgrades:
+        if scope["method"].upper() in _REJECTED_METHODS or b"websocket" in upgrades:
             return "not_implemented"
         if not scope["raw_path"].startswith(b"/"):
             return "invalid_target"  # to some servers it names another host
@@ -327,7 +325,7 @@ async def _send_body(connection: Connection, receive: Receive) -> None:
             return
         if message["body"]:
             connection.put(h11.Data(message["body"]))
-            await connection.has_room()
+            await connection.writable()
         more = message["more_body"]
     connection.put(h11.EndOfMessage())
     await receive()
@@ -470,9 +468,9 @@ class Connection(asyncio.Protocol):
         """It ended by an error, or here: what has arrived is not whole."""
         self._news = loop.create_future()
         """Is done when something has arrived, or nothing more can."""
-        self._room = loop.create_future()
+        self._writing = loop.create_future()
         """Is done while the upstream takes what is written."""
-        self._room.set_result(None)
+        self._writing.set_result(None)
         self._resting: asyncio.TimerHandle | None = None
         self.left = False
         """The client is gone, and the connection was ended for it."""
@@ -483,9 +481,9 @@ class Connection(asyncio.Protocol):
         """Write a part of a request."""
         self._transport.write(self._http.send(event))
 
-    async def has_room(self) -> None:
+    async def writable(self) -> None:
         """Wait while the upstream is slower than the client."""
-        await self._room
+        await self._writing
 
     async def event(self) -> Any:
         """Return the next part of the answer."""
@@ -569,12 +567,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Let the client wait."""
-        self._room = self._loop.create_future()
+        self._writing = self._loop.create_future()
 
     def resume_writing(self) -> None:
         """Let the client go on."""
-        if not self._room.done():
-            self._room.set_result(None)
+        if not self._writing.done():
+            self._writing.set_result(None)
 
     def _tell(self) -> None:
         if not self._news.done():
