@@ -309,15 +309,34 @@ def test_an_empty_variable_counts_as_not_set(load):
     )
 
 
-def test_other_variables_and_those_of_kubernetes_are_left_alone(load):
+@pytest.mark.parametrize("service", ["SEMEL", "SEMEL_CENTRE", "SEMEL_CENTRE_2", "SEMEL_PORT"])
+def test_other_variables_and_those_of_kubernetes_are_left_alone(load, service):
+    """As Kubernetes sets them for services that are called semel, semel-centre, and so on."""
     load(
         environ={
             "PATH": "/bin",
-            "SEMEL_PORT": "tcp://10.0.0.1",
-            "SEMEL_PORT_80_TCP": "x",
-            "SEMEL_SERVICE_HOST": "x",
+            f"{service}_PORT": "tcp://10.0.0.1:8600",
+            f"{service}_PORT_8600_TCP": "tcp://10.0.0.1:8600",
+            f"{service}_PORT_8600_TCP_ADDR": "10.0.0.1",
+            f"{service}_PORT_8600_TCP_PORT": "8600",
+            f"{service}_PORT_8600_TCP_PROTO": "tcp",
+            f"{service}_SERVICE_HOST": "10.0.0.1",
+            f"{service}_SERVICE_PORT": "8600",
+            f"{service}_SERVICE_PORT_HTTP_METRICS": "8601",
         }
     )
+
+
+@pytest.mark.parametrize("name", ["SEMEL_PORTS", "SEMEL_SERVICE", "SEMEL_CENTRE_SERVICE_URL"])
+def test_what_only_looks_like_kubernetes_is_unknown(problems, name):
+    (line,) = problems(environ={name: "x"})
+    assert line.startswith(f"{name}: is not known")
+
+
+def test_the_token_of_a_service_is_no_setting(load, problems):
+    assert load(environ={"SEMEL_TOKEN": "secret"}) == load(environ={})
+    (line,) = problems(environ={"SEMEL_TOKN": "secret"})
+    assert line == "SEMEL_TOKN: is not known; did you mean SEMEL_TOKEN?"
 
 
 def test_the_name_of_the_process_is_no_setting(load, problems):

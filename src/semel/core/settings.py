@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -374,14 +375,18 @@ def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: text
         for name, text in environ.items()
-        if name.startswith(VARIABLE_PREFIX) and text != "" and not _NOT_OURS.fullmatch(name)
+        if name.startswith(VARIABLE_PREFIX) and text != "" and not _is_of_kubernetes(name)
     }
 
 
-_NOT_OURS = re.compile(
-    r"SEMEL_(SERVICE|PORT)(_.*)?|SEMEL_\w+_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_\w+)?)"
-)
-"""What Kubernetes sets in every pod about services that are called semel, or semel-something."""
+def _is_of_kubernetes(name: str) -> bool:
+    """Whether Kubernetes sets it in every pod, about a service called semel or semel-something."""
+    words = name.removeprefix(VARIABLE_PREFIX).split("_")
+    return any(
+        (word == "SERVICE" and after in {"HOST", "PORT"})
+        or (word == "PORT" and (after == "" or after.isdigit()))
+        for word, after in pairwise([*words, ""])
+    )
 
 
 def _from_text(name: str, text: str) -> object:

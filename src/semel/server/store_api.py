@@ -178,8 +178,7 @@ _left_behind: Final[set[asyncio.Future[Any]]] = set()
 
 def _forgotten(task: asyncio.Future[Any]) -> None:
     _left_behind.discard(task)
-    if not task.cancelled():
-        task.exception()  # its caller has had another answer
+    _ = task.cancelled() or task.exception()  # its caller has had another answer
 
 
 def _shown(service: Service, caller: Caller, answer: Any) -> Any:
