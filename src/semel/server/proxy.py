@@ -169,9 +169,9 @@ def _tenant_of(header: bytes, request: Request) -> str | None:
 class Protecting(IdempotencyMiddleware):
     """The middleware, for an application that sees the path as it was sent."""
 
-    def request_of(self, scope: Scope) -> Request:
+    def _request_of(self, scope: Scope) -> Request:
         """Compare the path as it was sent: `/a%2Fb` is not `/a/b` to every upstream."""
-        return replace(super().request_of(scope), path=scope["raw_path"].decode("latin-1"))
+        return replace(super()._request_of(scope), path=scope["raw_path"].decode("latin-1"))
 
 
 # --- what is rejected, and what is said of errors -------------------------------------------------
@@ -559,9 +559,9 @@ class Connection(asyncio.Protocol):
         self._ended = True
         self._tell()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Note the end."""
-        self._ended, self._broken = True, self._broken or error is not None
+        self._ended, self._broken = True, self._broken or exc is not None
         self._tell()
         self.resume_writing()
 
