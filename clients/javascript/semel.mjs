@@ -392,7 +392,7 @@ function now() {
   return performance.now() / 1000;
 }
 
-/** Wait; reject with the signal's reason when it aborts. */
+/** Wait; reject with the signal's reason when it aborts. @returns {Promise<void>} */
 function sleep(seconds, signal) {
   return new Promise((resolve, reject) => {
     const onAbort = () => (clearTimeout(timer), reject(signal.reason));

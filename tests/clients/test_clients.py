@@ -1,6 +1,6 @@
 """The clients in other languages, against the service over real sockets.
 
-Every test runs in each language: JavaScript always, Go and Java by `make test-clients`.
+Every test runs in each language: in JavaScript always, in Go and Java by `make test-clients`.
 """
 
 from __future__ import annotations
@@ -75,13 +75,7 @@ def service(tmp_path_factory) -> Iterator[RunningService]:
     running.stop()
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(each, marks=[] if each == "javascript" else pytest.mark.clients)
-        for each in LANGUAGES
-    ],
-)
+@pytest.fixture(scope="module", params=LANGUAGES)
 def command(request, tmp_path_factory) -> list[str]:
     """The program of a language, built."""
     return LANGUAGES[request.param](tmp_path_factory.mktemp(request.param))
@@ -95,7 +89,9 @@ def given(command, service, tmp_path) -> Iterator[Given]:
         each.end()
 
 
-def losing(*losses: tuple[str, int], how: str = "lose the answer") -> Callable[[str, int], str | None]:
+def losing(
+    *losses: tuple[str, int], how: str = "lose the answer"
+) -> Callable[[str, int], str | None]:
     """Make the rule of a `between` that loses these requests: each a verb, and which one of it."""
     return lambda verb, nth: how if (verb, nth) in losses else None
 
@@ -111,7 +107,7 @@ def test_the_vectors(command, service):
 
 # --- one run, in whatever language ---------------------------------------------------------------
 
-RESULT = {"charge": "ch_1", "text": "grün ✓ \"\\ \u2028", "items": [1, -2.5, 1e30, None, True, {}]}
+RESULT = {"charge": "ch_1", "text": 'grün ✓ "\\ \u2028', "items": [1, -2.5, 1e30, None, True, {}]}
 PAYLOAD = {"order": 7, "amount": "10.00", "lines": [{"n": 1}, "é"]}
 
 
@@ -136,9 +132,7 @@ def test_python_waits_for_another_language(given, through):
     opened = threading.Timer(0.2, given.open_gate)
     opened.start()
     with semel.Idempotency(url_for(given.service, through)) as engine:
-        got = engine.execute(
-            given.key, lambda: "python ran", scope="vectors", payload=PAYLOAD
-        )
+        got = engine.execute(given.key, lambda: "python ran", scope="vectors", payload=PAYLOAD)
     opened.join()
     assert got == RESULT
     assert first.said() == [{"result": RESULT, "lost": False}]
@@ -224,7 +218,9 @@ def test_an_error_reaches_the_caller_and_the_next_call_runs(given):
 )
 def test_the_caller_says_what_an_error_means(given, outcome, code):
     scope = "vectors.hold"
-    assert given.said(work="raise", scope=scope, call={"outcome": outcome})["error"] == "CardDeclined"
+    assert (
+        given.said(work="raise", scope=scope, call={"outcome": outcome})["error"] == "CardDeclined"
+    )
     said = given.said(result=2, scope=scope)
     assert said["error"] == code
     if outcome == "final":
@@ -249,6 +245,43 @@ def test_a_result_that_is_too_large_is_no_failure(given):
         said = given.said(to=seen, work="too large")
     assert (said["error"], said["status"]) == ("body_too_large", 413)
     assert seen.verbs() == ["start", "finish"]
+
+
+def test_a_result_that_is_no_json_is_no_failure(given):
+    with between(given.service.port) as seen:
+        said = given.said(to=seen, work="no JSON")
+    assert said["error"] in {"bad_result", "invalid_request"}
+    assert "fail" not in seen.verbs()
+    assert given.effects == ["1 false"]
+
+
+def test_whatever_is_raised_is_recorded(given):
+    assert "error" in given.said(work="raise oddly", scope="vectors.final")
+    assert given.said(scope="vectors.final")["error"] == "previous_failure"
+
+
+# --- callers that give up ------------------------------------------------------------------------
+
+
+def test_a_caller_that_gives_up_stops_waiting(given):
+    owner = given.post("start")["owner"]
+    assert "error" in given.said(result=1, gives_up=0.3)
+    assert given.effects == []
+    assert given.post("finish", owner=owner, result="unharmed")["status"] == "stored"
+
+
+def test_a_caller_that_gives_up_before_its_answer_frees_the_key(given):
+    """Nothing ran: under hold, the key would need a person else."""
+
+    def hanging_starts(verb: str, _nth: int) -> str | None:
+        return "hang" if verb == "start" else None
+
+    with between(given.service.port, hanging_starts) as slow:
+        told = {"scope": "vectors.hold", "call": {"lease": LONG}, "gives_up": 2.0}
+        assert "error" in given.said(to=slow, **told)
+        assert slow.verbs() == ["start", "fail"]
+    again = given.post("start", scope="vectors.hold")
+    assert (again["status"], again["attempt"]) == ("run", 1)
 
 
 # --- lost replies and outages --------------------------------------------------------------------

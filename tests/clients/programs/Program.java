@@ -11,6 +11,7 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
 import semel.Semel.Json;
 
 /** What the tests run in Java: the vectors, or one call of once. See programs.py. */
@@ -165,6 +166,11 @@ final class Program {
         if (call.containsKey("response")) {
             options.response();
         }
+        if (told.containsKey("gives_up")) {
+            Thread caller = Thread.currentThread();
+            CompletableFuture.delayedExecutor(seconds(told.get("gives_up")).toMillis(), TimeUnit.MILLISECONDS)
+                    .execute(caller::interrupt);
+        }
         Map<String, String> said = new LinkedHashMap<>();
         String[] lost = {"false"};
         try {
@@ -176,10 +182,11 @@ final class Program {
             said.put("message", Json.quoted(problem.getMessage()));
             boolean json = problem.answer != null && problem.answer.startsWith("{");
             said.put("problem", json ? problem.answer : "null");
-            said.put("kept", problem.result == null ? "null" : problem.result);
-        } catch (Exception error) { // of several kinds, the compiler takes what they have in common
+            boolean whole = problem.result != null && !problem.result.equals("{");
+            said.put("kept", whole ? problem.result : "null");
+        } catch (AssertionError | Exception error) { // of several kinds, the compiler takes what they have in common
             said.put("error", Json.quoted(error.getClass().getSimpleName()));
-            said.put("message", Json.quoted(error.getMessage()));
+            said.put("message", Json.quoted("" + error.getMessage()));
         }
         said.put("lost", lost[0]);
         say(said);
@@ -205,6 +212,10 @@ final class Program {
             case "too large" -> {
                 return '"' + "x".repeat(4_300_000) + '"';
             }
+            case "no JSON" -> {
+                return "{";
+            }
+            case "raise oddly" -> throw new AssertionError("a text");
             case "raise" -> throw new CardDeclined();
             default -> { }
         }

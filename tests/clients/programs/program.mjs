@@ -77,7 +77,7 @@ function same(found, expected) {
 // --- one call ---------------------------------------------------------------------------------
 
 async function once(told) {
-  const { url, scope, key, options = {}, work = "return", result, folder, call = {} } = told;
+  const { url, scope, key, options = {}, work = "return", result, folder, call = {}, gives_up } = told;
   const client = new Semel(url, options);
   let lost = false;
   class CardDeclined extends Error {}
@@ -87,9 +87,12 @@ async function once(told) {
     if (work === "gate") while (!existsSync(`${folder}/gate`)) await pause();
     if (work === "until lost") while (!attempt.signal.aborted) await pause();
     if (work === "too large") return "x".repeat(4_300_000);
+    if (work === "no JSON") return 10n;
+    if (work === "raise oddly") throw "a text";
     if (work === "raise") throw new CardDeclined("insufficient funds");
     return result;
   };
+  if (gives_up) call.signal = AbortSignal.timeout(gives_up * 1000);
   if (call.outcome) {
     const { outcome } = call;
     call.outcome = () => outcome;
@@ -98,8 +101,9 @@ async function once(told) {
   try {
     said = { result: await client.once(scope, key, fn, call) };
   } catch (error) {
-    const { code, status, message, problem } = error;
-    said = { error: code ?? error.constructor.name, status, message, problem, kept: error.result };
+    const { code, status, message, problem, result, constructor } = error;
+    const kept = typeof result === "bigint" ? null : result;
+    said = { error: code ?? constructor.name, status, message, problem, kept };
   }
   console.log(JSON.stringify({ ...said, lost }));
 }

@@ -212,6 +212,7 @@ func once(text string) {
 	var told struct {
 		URL, Scope, Key, Folder, Work string
 		Result                        json.RawMessage
+		GivesUp                       float64 `json:"gives_up"`
 		Options                       struct {
 			Token    string
 			Patience float64
@@ -264,34 +265,52 @@ func once(text string) {
 			}
 		case "too large":
 			return json.RawMessage(`"` + strings.Repeat("x", 4_300_000) + `"`), nil
+		case "no JSON":
+			return json.RawMessage("{"), nil
+		case "raise oddly":
+			panic("a text")
 		case "raise":
 			return nil, CardDeclined{}
 		}
 		return told.Result, nil
 	}
+	ctx := context.Background()
+	if told.GivesUp != 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, seconds(told.GivesUp))
+		defer cancel()
+	}
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			say(map[string]any{"error": panicked, "lost": lost})
+		}
+	}()
 	var result any
 	var err error
 	if told.Call.Response {
-		result, err = semel.Once(context.Background(), client, told.Scope, told.Key, options,
+		result, err = semel.Once(ctx, client, told.Scope, told.Key, options,
 			func(ctx context.Context, attempt *semel.Attempt) (response semel.Response, err error) {
 				result, err := work(ctx, attempt)
 				check(json.Unmarshal(result, &response))
 				return response, err
 			})
 	} else {
-		result, err = semel.Once(context.Background(), client, told.Scope, told.Key, options, work)
+		result, err = semel.Once(ctx, client, told.Scope, told.Key, options, work)
 	}
 	var failed *semel.Error
 	switch {
 	case err == nil:
 		say(map[string]any{"result": result, "lost": lost})
 	case errors.As(err, &failed):
-		problem := json.RawMessage("null")
+		problem, kept := json.RawMessage("null"), failed.Result
+		if told.Work == "no JSON" {
+			kept = nil
+		}
 		if json.Valid(failed.Problem) {
 			problem = failed.Problem
 		}
 		say(map[string]any{"error": failed.Code, "status": failed.Status, "message": failed.Detail,
-			"problem": problem, "kept": failed.Result, "lost": lost})
+			"problem": problem, "kept": kept, "lost": lost})
 	default:
 		say(map[string]any{"error": reflect.TypeOf(err).Name(), "message": err.Error(), "lost": lost})
 	}
