@@ -378,7 +378,7 @@ def test_the_reference_has_every_field_of_an_answer(heading, nth, answers):
 
 
 def test_the_reference_has_every_endpoint():
-    service: Any = Service(None, None)  # type: ignore[arg-type]  # which no request reaches
+    service: Any = Service(None, None)  # which no request reaches
     app = create_app(service)
     endpoints = {codes(row[0])[0]: row for row in rows(REFERENCE, "Endpoints")}
     assert endpoints.keys() == {
@@ -414,7 +414,7 @@ def test_the_page_has_every_metric():
         codes(row[0])[0]: codes(row[1])
         for row in rows(PAGES["operate/service.md"], "Health and metrics", 1)
     }
-    metrics = Metrics(Service(None, None))  # type: ignore[arg-type]  # which has had no request
+    metrics = Metrics(Service(None, None))  # which has had no request
     assert told.keys() == set(re.findall(r"^# TYPE (\S+)", metrics.text(), re.MULTILINE))
 
 

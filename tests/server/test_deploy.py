@@ -108,7 +108,7 @@ def start(port: int, token: str, **more: Any) -> Answer:
 @pytest.fixture
 def unit(deploy) -> configparser.SectionProxy:
     parser = configparser.ConfigParser(strict=True, interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]  # which lowers names
+    parser.optionxform = str  # which lowers names
     parser.read(deploy / "semel.service")
     return parser["Service"]
 
@@ -155,7 +155,7 @@ def test_the_unit_waits_for_requests_and_has_files_for_those_that_wait(unit):
 def instructions(deploy: Path) -> list[tuple[str, str]]:
     text = (deploy / "Containerfile").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return [tuple(line.split(" ", 1)) for line in lines]  # type: ignore[misc]
+    return [tuple(line.split(" ", 1)) for line in lines]
 
 
 def has_index(folder: Path) -> bool:
