@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from semel.server.openapi import document
-from semel.server.problems import KINDS
+from semel.server.problems import CODES
 from semel.server.wire import VERBS
 
 SCHEMA = json.loads(document())
@@ -27,10 +27,10 @@ def test_every_verb_and_every_code_is_there():
         f"/v1/{name}" for name in VERBS
     }
     codes = SCHEMA["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]
-    assert codes == list(KINDS)
+    assert codes == list(CODES)
     for name in VERBS:
         answers = SCHEMA["paths"][f"/v1/{name}"]["post"]["responses"]
-        assert {str(kind.status) for kind in KINDS.values()} | {"200"} == answers.keys()
+        assert {str(kind.status) for kind in CODES.values()} | {"200"} == answers.keys()
 
 
 def test_limits_are_in_it():

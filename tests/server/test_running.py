@@ -16,7 +16,7 @@ import pytest
 
 from semel.cli import main
 from semel.errors import ConfigError
-from semel.server.running import RESERVED, Options, check_address, room_for_waiting
+from semel.server.running import RESERVED, Options, check_address, most_waiting
 
 PATIENCE = 60.0
 HEADERS = {"Content-Type": "application/json"}
@@ -87,13 +87,13 @@ def test_where_it_may_listen(changes):
 
 def test_waiting_starts_stay_below_the_file_limit(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
-    assert room_for_waiting(None) == 256 - RESERVED
-    assert room_for_waiting(100) == 100
+    assert most_waiting(None) == 256 - RESERVED
+    assert most_waiting(100) == 100
     with pytest.raises(ConfigError, match=r"raise the limit \(ulimit -n"):
-        room_for_waiting(300)
+        most_waiting(300)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
-    assert room_for_waiting(None) == 1000
-    assert room_for_waiting(5000) == 5000
+    assert most_waiting(None) == 1000
+    assert most_waiting(5000) == 5000
 
 
 def test_it_lives_when_more_starts_wait_than_it_may_open_files(service):

@@ -299,7 +299,7 @@ async def test_the_net_outlives_a_store_that_fails(inside, store):
     await until(lambda: store.send is send or "send" not in vars(store))
     await store.complete(Identity("s", "k"), A, Encoded("json/1", b"1"), 60.0)
     assert (await waiter).result == 1
-    assert inside.waiting._places == {}
+    assert inside.waiting._by_key == {}
 
 
 async def test_a_service_that_stops_ends_its_waiters_and_its_net(inside, store):

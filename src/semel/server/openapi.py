@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from semel import __version__
-from semel.server.problems import KINDS
+from semel.server.problems import CODES
 from semel.server.wire import JSON, MSGPACK, VERBS
 
 _REF: Final = "#/components/schemas/{name}"
@@ -79,7 +79,7 @@ def _one_of(refs: list[Any]) -> Any:
 
 def _errors() -> dict[str, Any]:
     errors: dict[str, Any] = {}
-    for code, kind in KINDS.items():
+    for code, kind in CODES.items():
         errors.setdefault(str(kind.status), []).append(code)
     return {
         status: {
@@ -100,7 +100,7 @@ _PROBLEM: Final = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
-        "code": {"enum": list(KINDS)},
+        "code": {"enum": list(CODES)},
         "field": {"type": "string"},
         "instance": {"type": "string"},
         "superseded": {"type": "boolean"},

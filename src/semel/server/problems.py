@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     """The same request may succeed later: the answer says when."""
 
 
-KINDS: Final[Mapping[str, Kind]] = {
+CODES: Final[Mapping[str, Kind]] = {
     "invalid_request": Kind(400, "Request invalid", "The request is not valid."),
     "invalid_key": Kind(400, "Key invalid", "The scope or the key cannot be used."),
     "unauthorized": Kind(401, "Token needed", "Send a valid token: Authorization: Bearer TOKEN."),
@@ -97,7 +97,7 @@ class Problem(Exception):
         retry: bool = True,
         close: bool = False,
     ) -> None:
-        kind = KINDS[code]
+        kind = CODES[code]
         super().__init__(code)
         self.code = code
         self.status = kind.status
@@ -113,7 +113,7 @@ def problem_response(problem: Problem) -> Response:
     """Return the answer that a problem is."""
     told: dict[str, Any] = {
         "type": _TYPE + problem.code.replace("_", "-"),
-        "title": KINDS[problem.code].title,
+        "title": CODES[problem.code].title,
         "status": problem.status,
         "detail": problem.detail,
         "code": problem.code,
@@ -136,7 +136,7 @@ def problem_response(problem: Problem) -> Response:
 def problem_of(error: IdempotencyError, *, shown: bool = True) -> Problem:
     """Return the problem that an error about a record is; `shown` says whether its text may be."""
     named = (kind.code for kind in type(error).__mro__ if issubclass(kind, IdempotencyError))
-    code = next(code for code in named if code in KINDS)
+    code = next(code for code in named if code in CODES)
     extra: dict[str, Any] = {"instance": instance_of(str(error.key_digest))}
     for name, member in _EXTRA.get(code, {}).items():
         extra[name] = member(error)

@@ -73,7 +73,7 @@ def check_address(options: Options) -> None:
         )
 
 
-def room_for_waiting(asked: int | None) -> int:
+def most_waiting(asked: int | None) -> int:
     """Return how many starts may wait: each has a connection, so the file limit bounds them."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = MOST_WAITING * 1000 if limit == resource.RLIM_INFINITY else limit - RESERVED
@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
 def serve(options: Options, say: Callable[[str], None]) -> int:
     """Run the service until a signal ends it, and return the exit code."""
     check_address(options)
-    most = room_for_waiting(options.max_waiting)
+    most = most_waiting(options.max_waiting)
     each = most if options.max_waiting_per_token is None else options.max_waiting_per_token
     setup = setup_of(options.url, options.store_prefix)
     tokens = None if options.tokens is None else Tokens.load(options.tokens)

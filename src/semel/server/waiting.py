@@ -70,7 +70,7 @@ class Waiting:
         self.most_each = most_each
         """For each token."""
         self.count = 0
-        self._places: dict[Identity, set[Place]] = {}
+        self._by_key: dict[Identity, set[Place]] = {}
         self._net: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -85,7 +85,7 @@ class Waiting:
             stack.callback(self._leave, caller)
             watch = self._store.watch(identity)
             place = Place(None if watch is None else stack.enter_context(watch))
-            self._places.setdefault(identity, set()).add(place)
+            self._by_key.setdefault(identity, set()).add(place)
             stack.callback(self._remove, identity, place)
             if watch is None and self._net is None:
                 self._net = asyncio.create_task(self._look())
@@ -96,28 +96,28 @@ class Waiting:
         caller.waiting -= 1
 
     def _remove(self, identity: Identity, place: Place) -> None:
-        places = self._places[identity]
+        places = self._by_key[identity]
         places.discard(place)
         if not places:
-            del self._places[identity]
+            del self._by_key[identity]
 
     def wake(self, identity: Identity) -> None:
         """Let the waiters of a key ask again."""
-        for place in self._places.get(identity, ()):
+        for place in self._by_key.get(identity, ()):
             place.wake()
 
     def wake_all(self) -> None:
         """Let all waiters look again: the service stops."""
-        for identity in self._places:
+        for identity in self._by_key:
             self.wake(identity)
 
     async def _look(self) -> None:
         """Be the net, while anyone waits."""
         owners: dict[Identity, bytes] = {}
         try:
-            while self._places:
+            while self._by_key:
                 await asyncio.sleep(NET)
-                identities = list(self._places)
+                identities = list(self._by_key)
                 owners = {each: owners[each] for each in identities if each in owners}
                 for start in range(0, len(identities), BATCH):
                     with suppress(StoreError):  # a waiter meets it when its attempt's lease ends
