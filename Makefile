@@ -28,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg dashboard-svg servers test test-more test-lowest test-galera quick busy check lint types layers docs prose package bench bench-smoke bench-paired bench-purge bench-tally bench-linear bench-web-memory diagram generate reference walk constraints clean soak-transactions soak-sessions soak-queues soak-outages simulate fuzz-http fuzz-queues
+.PHONY: help setup demo demo-svg dashboard-svg servers test test-more test-lowest test-galera test-clients quick busy check lint types layers docs prose package bench bench-smoke bench-paired bench-purge bench-tally bench-linear bench-web-memory diagram generate reference walk constraints clean soak-transactions soak-sessions soak-queues soak-outages simulate fuzz-http fuzz-queues
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -87,6 +87,10 @@ busy: servers  ## run the tests beside a load that keeps every core busy
 test-galera: $(READY)  ## run the tests of a Galera cluster with three nodes, within 10 minutes
 	$(VENV)/bin/python scripts/servers.py --galera
 	GALERA_TESTS=yes $(RUN) pytest --session-timeout=600 tests/galera $(ARGS)
+
+test-clients: $(READY)  ## run the clients in Go and Java, beside the one in JavaScript, against a service
+	$(VENV)/bin/python scripts/servers.py --clients
+	CLIENTS_TESTS=yes $(RUN) pytest --session-timeout=900 tests/clients $(ARGS)
 
 soak-transactions: servers  ## kill transactions at random, KILLS=500 times on each database, within MINUTES=30
 	PYTHONPATH=tests $(VENV)/bin/python tests/transactions/soak.py

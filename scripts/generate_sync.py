@@ -44,6 +44,7 @@ GENERATED = {
     "repair/resolve.py": "repair/_sync/resolve.py",
     "stores/base.py": "stores/_sync/base.py",
     "stores/redis/aio.py": "stores/redis/store.py",
+    "stores/remote/aio.py": "stores/remote/store.py",
     "stores/sql/aio.py": "stores/sql/store.py",
     "stores/sql/mysql/aio.py": "stores/sql/mysql/store.py",
     "stores/sql/postgres/aio.py": "stores/sql/postgres/store.py",

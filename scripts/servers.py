@@ -41,7 +41,7 @@ class Server(NamedTuple):
     """Whether its programs need only to be unpacked, which anybody may do."""
 
 
-SERVERS = (
+SERVERS: tuple[Server, ...] = (
     Server(
         name="Redis",
         commands=("redis-server",),  # Sentinel is the same program: redis-server --sentinel
@@ -74,6 +74,13 @@ SERVERS = (
         wheel=None,
         elsewhere="usr/sbin",
         optional=True,
+    ),
+    Server(
+        name="HAProxy",
+        commands=("haproxy",),
+        packages=("haproxy",),
+        wheel=None,
+        elsewhere="usr/sbin",
     ),
     Server(
         name="RabbitMQ",
@@ -111,9 +118,20 @@ CLUSTERS = (
 """Only for `make test-galera`, beside MariaDB."""
 
 
+CLIENTS = (
+    Server(name="Go", commands=("go",), packages=("golang-go",), wheel=None),
+    Server(name="Java", commands=("java", "javac"), packages=("default-jdk-headless",), wheel=None),
+)
+"""Only for `make test-clients`: compilers of the languages that have a client."""
+
+
 def main() -> int:
     """Provide every server; the exit status says whether CI may go on."""
-    wanted = (*SERVERS, *CLUSTERS) if "--galera" in sys.argv else SERVERS
+    wanted = SERVERS
+    if "--galera" in sys.argv:
+        wanted += CLUSTERS
+    if "--clients" in sys.argv:
+        wanted = CLIENTS
     missing = [server for server in wanted if not provide(server)]
     for server in missing:
         print(f"{server.name}: MISSING. Its tests will be skipped.", file=sys.stderr)

@@ -85,5 +85,5 @@ def test_every_example_of_the_pages_is_understood(project):
     pages = [project / "README.md", *(project / "docs").rglob("*.md")]
     examples = [line for page in pages for line in EXAMPLE.findall(page.read_text("utf-8"))]
     assert len(examples) >= 8
-    for line in (re.split(" [|>] ", each.replace("\\\n", " "))[0] for each in examples):
+    for line in (re.split(" (?:[|]|>>?) ", each.replace("\\\n", " "))[0] for each in examples):
         assert callable(parser().parse_args(shlex.split(line, comments=True)).run), line

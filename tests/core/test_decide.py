@@ -6,6 +6,7 @@ import pytest
 
 from semel.core.codec import encode_failure
 from semel.core.decide import (
+    NothingRan,
     Reject,
     Verdict,
     Wait,
@@ -182,3 +183,8 @@ class TestVerdict:
         assert verdict(ConnectionRefusedError(), rules) == Verdict("forget")
         assert verdict(KeyboardInterrupt(), rules) == Verdict("forget")
         assert verdict(ConnectionError(), rules) == Verdict("final")
+
+
+@pytest.mark.parametrize("abandoned", ["takeover", "hold"])
+def test_where_nothing_ran_the_key_is_free_whatever_the_policy_says(abandoned):
+    assert verdict(NothingRan(), rules_for("final", abandoned)) == Verdict("forget")

@@ -9,7 +9,7 @@ import pytest
 from msgspec import UNSET
 
 from semel.core.policy import POLICY_FIELDS, Policy, resolve
-from semel.core.settings import POLICY_NAMES, load_settings
+from semel.core.settings import POLICY_NAMES, load_settings, names_for
 from semel.errors import ConfigError
 
 
@@ -309,15 +309,34 @@ def test_an_empty_variable_counts_as_not_set(load):
     )
 
 
-def test_other_variables_and_those_of_kubernetes_are_left_alone(load):
+@pytest.mark.parametrize("service", ["SEMEL", "SEMEL_CENTRE", "SEMEL_CENTRE_2", "SEMEL_PORT"])
+def test_other_variables_and_those_of_kubernetes_are_left_alone(load, service):
+    """As Kubernetes sets them for services that are called semel, semel-centre, and so on."""
     load(
         environ={
             "PATH": "/bin",
-            "SEMEL_PORT": "tcp://10.0.0.1",
-            "SEMEL_PORT_80_TCP": "x",
-            "SEMEL_SERVICE_HOST": "x",
+            f"{service}_PORT": "tcp://10.0.0.1:8600",
+            f"{service}_PORT_8600_TCP": "tcp://10.0.0.1:8600",
+            f"{service}_PORT_8600_TCP_ADDR": "10.0.0.1",
+            f"{service}_PORT_8600_TCP_PORT": "8600",
+            f"{service}_PORT_8600_TCP_PROTO": "tcp",
+            f"{service}_SERVICE_HOST": "10.0.0.1",
+            f"{service}_SERVICE_PORT": "8600",
+            f"{service}_SERVICE_PORT_HTTP_METRICS": "8601",
         }
     )
+
+
+@pytest.mark.parametrize("name", ["SEMEL_PORTS", "SEMEL_SERVICE", "SEMEL_CENTRE_SERVICE_URL"])
+def test_what_only_looks_like_kubernetes_is_unknown(problems, name):
+    (line,) = problems(environ={name: "x"})
+    assert line.startswith(f"{name}: is not known")
+
+
+def test_the_token_of_a_service_is_no_setting(load, problems):
+    assert load(environ={"SEMEL_TOKEN": "secret"}) == load(environ={})
+    (line,) = problems(environ={"SEMEL_TOKN": "secret"})
+    assert line == "SEMEL_TOKN: is not known; did you mean SEMEL_TOKEN?"
 
 
 def test_the_name_of_the_process_is_no_setting(load, problems):
@@ -510,3 +529,49 @@ def test_the_operator_and_the_code_switch_protection_off_in_production(load):
     assert load({}, {**URL, "SEMEL_DISABLED": "true"}).disabled
     assert load({}, URL, disabled=True).disabled
     assert not load({"semel.toml": "disabled = true"}, {**URL, "SEMEL_DISABLED": "false"}).disabled
+
+
+# --- patterns and bounds -------------------------------------------------------------------
+
+
+def test_the_closest_name_comes_first():
+    names = ["*", "orders.*", "orders.pay", "orders.pay.*", "bills.*", "orders"]
+    assert names_for("orders.pay", names) == ("orders.pay", "orders.*", "*")
+    assert names_for("orders.pay.card", names) == ("orders.pay.*", "orders.*", "*")
+    assert names_for("orders", names) == ("orders", "*")
+    assert names_for("mail", ["bills.*"]) == ()
+    # In the name of a scope that is called so, and in the middle, a * is a character.
+    assert names_for("*", names) == ("*",)
+    assert names_for("a.b.c", ["a.*.c"]) == ()
+
+
+def test_bounds_are_read_and_merged(load):
+    settings = load(
+        {
+            "semel.toml": '[scopes."orders.*"]\nlease = 30\nbounds = {lease = [5, "10m"]}\n'
+            "[scopes.mail]\nbounds = {}",
+            "semel.ci.toml": '[scopes."orders.*"]\nbounds = {lease = [1, 60]}',
+        },
+        {"SEMEL_ENV": "ci"},
+    )
+    assert settings.bounds == {"orders.*": {"lease": (1.0, 60.0)}, "mail": {}}
+    assert settings.scopes["orders.*"] == Policy(lease=30)
+    assert load({"semel.toml": "[scopes.mail]\nttl = 1"}).bounds == {}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "problem"),
+    [
+        ("{lease = [600, 5]}", "600 is more than 5"),
+        ("{lease = 5}", "such as [5, 600]"),
+        ("{lease = [5]}", "such as [5, 600]"),
+        ('{lease = ["soon", 5]}', "30s"),
+        ("{lease = [0, 5]}", "more than zero"),
+        ("{leese = [1, 5]}", "did you mean lease?"),
+        ("[1, 5]", "must be a table"),
+    ],
+)
+def test_wrong_bounds_are_named(problems, bounds, problem):
+    (line,) = problems({"semel.toml": f"[scopes.mail]\nbounds = {bounds}"})
+    assert line.startswith('semel.toml: scopes."mail".bounds')
+    assert problem in line

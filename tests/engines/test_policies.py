@@ -24,6 +24,7 @@ from semel import (
     WaitTimeout,
     events,
 )
+from semel.core.decide import NothingRan
 from semel.core.records import ClaimRequest, Identity
 from semel.testing import Refuse
 
@@ -383,6 +384,13 @@ def test_attempts_end_with_their_limit(idem):
     assert refusal.value.number == 2
     assert idem.execute("k", lambda: 1, policy=Policy(max_attempts=None)) == 1
     assert idem.execute("k", never, policy=policy) == 1, "done is done"
+
+
+def test_an_attempt_of_which_nothing_ran_does_not_count(idem):
+    policy = Policy(max_attempts=1, failure="final", abandoned="hold")
+    for _ in range(2):
+        fails(idem, NothingRan(), policy=policy)
+    assert idem.run("k", lambda: 1, policy=policy).attempt.number == 1
 
 
 # --- results -------------------------------------------------------------------------------

@@ -288,3 +288,20 @@ def test_a_bypassed_test_function_is_decorated():
             return [idem.run("k", functools.partial(int, "1")).replayed for _ in range(2)]
 
         assert test() == [False, False]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pattern_rules_the_scopes_that_it_matches(kind, monkeypatch, folder):
+    (folder / "semel.toml").write_text(
+        '[scopes."orders.*"]\nttl = 60\nlease = 20\n[scopes."*"]\nlease = 7'
+    )
+    world = World(kind, "memory://")
+    idem = world.engine(scopes={"orders.pay": Policy(ttl=90)})
+    rules = idem.engine.internals.setup.rules
+    assert (rules("orders.pay").ttl, rules("orders.pay").lease) == (90, 20)
+    assert (rules("orders.ship").ttl, rules("orders.ship").lease) == (60, 20)
+    assert (rules("mail").ttl, rules("mail").lease) == (DEFAULT, 7)
+    assert rules("orders.ship") is rules("orders.ship") is rules("orders.refund")
+    idem.execute("a", lambda: 1, scope="orders.ship")
+    assert idem.peek("a", scope="orders.ship").remaining <= 60
+    world.close()

@@ -91,6 +91,7 @@ ALLOWED = {
     "line_of_key": "of a header",
     "line_pattern": "of a header",
     "room": "space for records",
+    "wire": "the form in which requests travel: the wire format",
 }
 """Names that have such a word in its ordinary sense."""
 

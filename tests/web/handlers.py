@@ -98,14 +98,14 @@ class Business:
     """The handlers: called with a request, gives the reply or raises."""
 
     def __init__(self, folder: Folder) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def admits(self, headers: dict[str, str]) -> bool:
         """Authorization, which every stack places before the integration: has this user been revoked?"""
-        return not self._folder.is_revoked(headers.get("x-user", ""))
+        return not self.folder.is_revoked(headers.get("x-user", ""))
 
     def __call__(self, asked: Asked) -> Reply:
-        self._folder.write(asked.headers.get("x-run", "-"))
+        self.folder.write(asked.headers.get("x-run", "-"))
         _, name, *rest = asked.path.split("/")
         handler: Callable[..., Reply] = getattr(self, f"on_{name}", _not_found)
         return handler(asked, *rest)
@@ -128,13 +128,13 @@ class Business:
 
     def on_raise_once(self, asked: Asked) -> Reply:
         """Fails on the first run."""
-        if self._folder.runs(asked.headers["x-run"]) == 1:
+        if self.folder.runs(asked.headers["x-run"]) == 1:
             raise Broken("the handler broke")
         return self.on_pay(asked)
 
     def on_wait(self, asked: Asked, gate: str) -> Reply:
         """Blocks until a test opens the gate."""
-        self._folder.pass_gate(gate)
+        self.folder.pass_gate(gate)
         return self.on_pay(asked)
 
     def on_long(self, asked: Asked) -> Reply:
@@ -166,7 +166,7 @@ class Business:
 
         def events() -> Iterator[bytes]:
             yield FIRST_EVENT
-            self._folder.pass_gate(gate)
+            self.folder.pass_gate(gate)
             yield SECOND_EVENT
 
         return Reply(200, [("Content-Type", "text/event-stream")], events(), streamed=True)
@@ -223,8 +223,8 @@ class Business:
         reply = self.on_pay(asked)
 
         def after() -> None:
-            self._folder.pass_gate(gate)
-            self._folder.write(f"after-{asked.headers['x-run']}")
+            self.folder.pass_gate(gate)
+            self.folder.write(f"after-{asked.headers['x-run']}")
 
         return Reply(reply.status, reply.lines, reply.chunks, after=after)
 

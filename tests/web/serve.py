@@ -91,6 +91,7 @@ STACKS = {
         repeats_lines=False,
         reads_ahead=True,
     ),
+    "proxy": Stack("proxy", _on_uvicorn, asynchronous=True),
 }
 
 FORMS = {

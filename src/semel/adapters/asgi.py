@@ -66,6 +66,10 @@ class IdempotencyMiddleware:
         self._integration = AsyncIntegration(idempotency, {**options})
         self._background = Background()
 
+    def _request_of(self, scope: Scope) -> Request:
+        """Show a request to the rules; a hook."""
+        return request_of(scope)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] == "lifespan":
@@ -79,7 +83,7 @@ class IdempotencyMiddleware:
         if rules is None:
             await self.app(scope, receive, send)
             return
-        request = request_of(scope)
+        request = self._request_of(scope)
         body = Body(receive, rules.max_body, request.headers)
         try:
             begun = await self._integration.begin(rules, request, body.read)

@@ -4,6 +4,7 @@
     stuck        stuck, watch                  deciding   forget, resolve
     upkeep       purge, reconcile, migrate     doctor     check the settings and the store
     results      results given and shown       audit      who did what
+    serving      serve and token: the service
     formatting   records as columns and JSON   terminal   color, progress, questions
     store        the engine and store behind the settings
 
@@ -25,14 +26,16 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from semel import __version__
-from semel.cli import audit, deciding, doctor, finding, reading, stuck, upkeep
+from semel.cli import audit, deciding, doctor, finding, reading, serving, stuck, upkeep
 from semel.cli.formatting import STATES
 from semel.cli.store import LIMIT
 from semel.cli.terminal import LogLines, escape_unknown, say
 from semel.core.keys import KeyGenerator
+from semel.core.policy import PRESETS
 from semel.core.records import LONGEST
 from semel.core.settings import parse_duration
 from semel.errors import ConfigError, IdempotencyError, InvalidKey
+from semel.http.options import MIB
 from semel.repair.maintenance import ALERT_AFTER, BATCH, PAUSE
 
 OK, FOUND, USAGE = 0, 1, 2
@@ -156,6 +159,7 @@ def parser() -> argparse.ArgumentParser:
     _reading(command)
     _deciding(command)
     _upkeep(command)
+    _serving(command)
     _json(command("doctor", doctor.doctor, "check the settings and the store"))
     made = command("new-key", _new_key, "print a new key")
     made.add_argument("--app", metavar="NAME", help="start the key with this application name")
@@ -407,6 +411,127 @@ def _upkeep(command: _Command) -> None:
     made.add_argument("--print", action="store_true", help="print the SQL and run nothing")
 
 
+def _serving(command: _Command) -> None:
+    made = command("serve", serving.serve, "run the service, for programs in every language")
+    made.add_argument("--store", dest="url", default=argparse.SUPPRESS, metavar="URL", help=_URL)
+    made.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1)",
+    )
+    made.add_argument(
+        "--port", type=_port, default=8600, metavar="N", help="port to listen on (default: 8600)"
+    )
+    made.add_argument("--tokens", metavar="FILE", help="tokens file (default: no tokens)")
+    made.add_argument("--tls-cert", metavar="FILE", help="certificate chain (default: no TLS)")
+    made.add_argument("--tls-key", metavar="FILE", help="private key of the certificate")
+    made.add_argument(
+        "--behind-proxy",
+        action="store_true",
+        help="a proxy in front of the service does TLS: let other hosts connect without it",
+    )
+    made.add_argument(
+        "--max-waiting",
+        type=_whole,
+        metavar="N",
+        help="most starts that wait at a time (default: 1000, or what the file limit permits)",
+    )
+    made.add_argument(
+        "--max-waiting-per-token",
+        type=_whole,
+        metavar="N",
+        help="most starts of one token that wait at a time (default: --max-waiting)",
+    )
+    made.add_argument(
+        "--grace",
+        type=_positive,
+        default=30.0,
+        metavar="30s",
+        help="time for running requests to finish after SIGTERM (default: 30s)",
+    )
+    _proxying(
+        command("proxy", serving.proxy, "run a proxy in front of a service that has no semel")
+    )
+    made = command("token", serving.token, "make a token for the service")
+    made.add_argument("what", choices=["new"], help="what to do")
+    made.add_argument("name", metavar="NAME", help="who has the token, such as shop-backend")
+    made.add_argument(
+        "--right",
+        action="append",
+        choices=["use", "store", "view", "operate"],
+        metavar="RIGHT",
+        help="what the token permits: use, store, view, operate; repeatable (default: use)",
+    )
+    made.add_argument(
+        "--scope",
+        action="append",
+        required=True,
+        metavar="SCOPE",
+        help="scope, or pattern that ends in *; repeatable",
+    )
+    made.add_argument(
+        "--rate", type=_whole, metavar="N", help="starts and claims a second (default: any)"
+    )
+
+
+def _proxying(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--upstream", required=True, metavar="URL", help="service to forward to, http or https"
+    )
+    made.add_argument("--store", dest="url", default=argparse.SUPPRESS, metavar="URL", help=_URL)
+    made.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: 127.0.0.1)",
+    )
+    made.add_argument(
+        "--port", type=_port, default=8601, metavar="N", help="port to listen on (default: 8601)"
+    )
+    made.add_argument(
+        "--tenant-header",
+        metavar="NAME",
+        help="header that says whose key it is; the gateway in front of the proxy must set it "
+        "(default: all clients share their keys)",
+    )
+    made.add_argument(
+        "--include",
+        action="append",
+        metavar="PATTERN",
+        help="protect only paths that match, such as '/pay/*'; repeatable (default: all paths)",
+    )
+    made.add_argument(
+        "--exclude",
+        action="append",
+        metavar="PATTERN",
+        help="forward paths that match without protection; repeatable",
+    )
+    made.add_argument(
+        "--required", action="store_true", help="reject POST and PATCH without a key with 400"
+    )
+    made.add_argument(
+        "--policy",
+        choices=list(PRESETS),
+        metavar="PRESET",
+        help=f"policy of the keys: {', '.join(PRESETS)} (default: scope http in semel.toml)",
+    )
+    made.add_argument(
+        "--max-body",
+        type=_whole,
+        default=MIB,
+        metavar="BYTES",
+        help=f"largest body of a request with a key (default: {MIB})",
+    )
+    made.add_argument(
+        "--grace",
+        type=_positive,
+        default=30.0,
+        metavar="30s",
+        help="time for running requests to finish after SIGTERM (default: 30s)",
+    )
+
+
 def _stuck(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--older-than",
@@ -515,6 +640,12 @@ def _text(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("must not be empty")
     return text
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or len(text) > len("65535") or int(text) > 65535:  # noqa: PLR2004
+        raise argparse.ArgumentTypeError("must be a port, 0 to 65535; 0 takes one that is free")
+    return int(text)
 
 
 def _whole(text: str) -> int:

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from semel.cli.formatting import as_json, columns, duration
 from semel.cli.store import (
     NothingThere,
-    address_of,
     hint_if_empty,
     open_deciding_store,
     open_engine,
+    place_of,
     read_settings,
 )
 from semel.cli.stuck import abandoned
@@ -50,8 +50,7 @@ def doctor(options: Namespace) -> int:
     findings = list(_settings(settings))
     try:
         with open_engine(options) as engine:
-            place = f"{address_of(settings)}, prefix {settings.prefix}"
-            findings.append(Finding("ok", "store", place))
+            findings.append(Finding("ok", "store", place_of(settings)))
             try:
                 findings += _store(engine, options)
             except (StoreError, ConfigError) as error:

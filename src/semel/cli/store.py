@@ -25,7 +25,13 @@ from semel.errors import ConfigError, InvalidKey
 from semel.http.problems import INSTANCE
 from semel.repair.maintenance import reject_empty_stores, reject_memory, store_of
 from semel.stores.base import Creating, Store
-from semel.stores.urls import BACKENDS, open_store, split_url
+from semel.stores.urls import (
+    BACKENDS,
+    DEFAULT_PREFIX,
+    DEFAULT_TIMEOUT,
+    open_store,
+    split_url,
+)
 from semel.sync import Idempotency
 
 LIMIT = 100
@@ -151,6 +157,14 @@ def address_of(settings: Settings) -> str:
     return " in front of ".join(_place(url) for url in urls if url is not None)
 
 
+def place_of(settings: Settings) -> str:
+    """Name where the records are, with the prefix; that of a service is its own affair."""
+    backend = BACKENDS.get(str(settings.url).partition("://")[0])
+    address = address_of(settings)
+    own = backend is not None and backend.module == _SERVICE
+    return address if own else f"{address}, prefix {settings.prefix}"
+
+
 def _place(url: str) -> str:
     scheme = url.partition("://")[0]
     backend = BACKENDS.get(scheme)
@@ -176,16 +190,24 @@ def _mysql_place(url: str) -> str:
     return parse(url, {})[0].place
 
 
+def _service_place(url: str) -> str:
+    from semel.stores.remote.addresses import parse  # noqa: PLC0415  the other commands need none
+
+    return parse(url, prefix=DEFAULT_PREFIX, timeout=DEFAULT_TIMEOUT, options={}).where
+
+
 def _sqlite_place(url: str) -> str:
     return f"the SQLite database {Path(split_url(url)[0][1:]).absolute()}"
 
 
 _REDIS: Final = "semel.stores.redis"
+_SERVICE: Final = "semel.stores.remote"
 _ADDRESSES: Final[dict[str, Callable[[str], str]]] = {
     _REDIS: _redis_place,
     "semel.stores.sql.postgres": _postgres_place,
     "semel.stores.sql.mysql": _mysql_place,
     "semel.stores.sql.sqlite": _sqlite_place,
+    _SERVICE: _service_place,
 }
 """By the module of a backend: what names the place behind a URL."""
 

@@ -227,7 +227,12 @@ def encode_failure(error: BaseException, most: int | None = None) -> Encoded:
         message = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure itself
         message = "(its message could not be read)"
-    kept: tuple[str | int, ...] = (_clean(type(error).__name__), _clean(message))
+    return failure_of(type(error).__name__, message, most)
+
+
+def failure_of(type_name: str, message: str, most: int | None = None) -> Encoded:
+    """Encode a failure by its type name and its message, with the bound of its attempts."""
+    kept: tuple[str | int, ...] = (_clean(type_name), _clean(message))
     if most is not None and most <= LARGEST_MOST:
         kept += (most,)
     return Encoded(FAILURE, msgspec.json.encode(kept))

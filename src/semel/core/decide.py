@@ -119,6 +119,10 @@ class UnstoredResponse(Exception):
         self.outcome: Failure | None = outcome
 
 
+class NothingRan(Exception):
+    """An attempt that ended before anything was done: its key is free, and it is not counted."""
+
+
 def named(error: BaseException) -> str:
     """Say in a word or two how an attempt ended: the type of the exception, or the response."""
     return str(error) if isinstance(error, UnstoredResponse) else type(error).__name__
@@ -135,7 +139,9 @@ class Verdict(Struct, frozen=True):
 def verdict(error: BaseException, rules: Rules) -> Verdict:
     """What is recorded when the function ends with this error."""
     default = Verdict("unknown" if rules.hold else "forget")
-    if isinstance(error, rules.not_done) or (isinstance(error, ConfigError) and error.nothing_ran):
+    if isinstance(error, (*rules.not_done, NothingRan)):
+        return Verdict("forget")
+    if isinstance(error, ConfigError) and error.nothing_ran:
         return Verdict("forget")
     if not isinstance(error, Exception):
         # Interrupted, cancelled, exiting: the function did not decide anything.

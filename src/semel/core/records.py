@@ -98,7 +98,7 @@ class State(enum.IntEnum):
 PROCESSING, SUCCEEDED, FAILED = State
 
 
-class Identity(Struct, frozen=True, gc=False):
+class Identity(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """The scope and the key that identify one operation."""
 
     scope: str
@@ -140,7 +140,7 @@ class Identity(Struct, frozen=True, gc=False):
         return part[: MAX_KEY_LENGTH - len(tail)] + tail
 
 
-class Encoded(Struct, frozen=True, gc=False):
+class Encoded(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Encoded bytes, and the name of the codec that wrote them; stores never decode them."""
 
     codec: str
@@ -272,8 +272,11 @@ Claim: TypeAlias = Claimed | Finished | Busy | Mismatch | Abandoned | Exhausted
 # --- what a caller may ask ---------------------------------------------------------------
 
 
-class Request(Struct, Generic[AnswerT_co], frozen=True, gc=False):
-    """A request to a store, with the type of its answer."""
+class Request(Struct, Generic[AnswerT_co], frozen=True, gc=False, forbid_unknown_fields=True):
+    """A request to a store, with the type of its answer.
+
+    A service that reads one rejects a field that it does not know (`semel.stores.remote.wire`).
+    """
 
 
 class ClaimRequest(Request[Claim], frozen=True, gc=False):

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,7 +23,16 @@ from msgspec import UNSET, Struct, UnsetType
 
 from semel.core.fingerprint import check_secrets
 from semel.core.keys import KeyRules
-from semel.core.policy import DAY, HOUR, MINUTE, POLICY_FIELDS, POSITIVE, Policy, written
+from semel.core.policy import (
+    DAY,
+    HOUR,
+    MINUTE,
+    POLICY_FIELDS,
+    POSITIVE,
+    Policy,
+    seconds,
+    written,
+)
 from semel.core.run_info import NAME_VARIABLE
 from semel.errors import ConfigError, IdempotencyError
 
@@ -30,6 +40,14 @@ FILE_NAME = "semel.toml"
 
 
 DEFAULT_ENVIRONMENT = "default"
+
+
+TOKEN_VARIABLE = "SEMEL_TOKEN"
+"""The secret that a remote store sends to its service: `semel.stores.remote.addresses` reads it."""
+
+
+_OF_THE_PROCESS = (NAME_VARIABLE, TOKEN_VARIABLE)
+"""Variables that are no settings."""
 
 
 CODE = "code"
@@ -57,6 +75,32 @@ BYPASSED: ContextVar[bool] = ContextVar("semel_bypassed", default=False)
 asks the variable itself, because a function around it would be half the cost."""
 
 
+Bounds: TypeAlias = Mapping[str, tuple[float, float]]
+"""The least and the most seconds that a client of the service may ask for: `lease` has bounds."""
+
+BOUNDED = ("lease",)
+"""What a client of the service may ask for."""
+
+WILDCARD = "*"
+
+
+def names_for(scope: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return which of these names and patterns speak of a scope, the closest first.
+
+    The name of the scope itself comes first, then the longest pattern.
+
+    >>> names_for("orders.pay", ["*", "orders.pay", "orders.*", "bills.*"])
+    ('orders.pay', 'orders.*', '*')
+    """
+    patterns = [
+        name
+        for name in names
+        if name != scope and name.endswith(WILDCARD) and scope.startswith(name[:-1])
+    ]
+    own = (scope,) if scope in names else ()
+    return (*own, *sorted(patterns, key=len, reverse=True))
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """Everything that can be configured outside the code."""
 
@@ -72,6 +116,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The secrets that fingerprints are made with: the first one writes, all are compared."""
     policy: Policy = Policy()
     scopes: dict[str, Policy] = {}
+    """By scope, or by a pattern: the beginning of scopes, and a `*` at the end."""
+    bounds: dict[str, Bounds] = {}
+    """What clients of the service may ask for, by scope or pattern."""
     environment: str = DEFAULT_ENVIRONMENT
     preset: str = "default"
     disabled: bool = False
@@ -105,7 +152,8 @@ def load_settings(
     variables = own_variables(os.environ if environ is None else environ)
     named = overrides.pop("environment", variables.pop("SEMEL_ENV", None))
     config = variables.pop("SEMEL_CONFIG", None)
-    variables.pop(NAME_VARIABLE, None)  # of the process, not of its settings
+    for name in _OF_THE_PROCESS:
+        variables.pop(name, None)
     environment = DEFAULT_ENVIRONMENT if named is None else named
     if not isinstance(environment, str) or not _ENVIRONMENT_NAME.fullmatch(environment):
         reader.problems.append("SEMEL_ENV: a name is made of letters, digits, _ and -")
@@ -131,6 +179,7 @@ def load_settings(
         environment=environment,
         policy=Policy(**settings.policy),
         scopes={scope: Policy(**fields) for scope, fields in settings.scopes.items()},
+        bounds=settings.bounds,
         sources=settings.sources,
     )
 
@@ -161,6 +210,8 @@ def _merge(layers: Iterable[Layer]) -> Layer:
         merged.sources.update(layer.sources)
         for scope, fields in layer.scopes.items():
             merged.scopes.setdefault(scope, {}).update(fields)
+        for scope, bounds in layer.bounds.items():
+            merged.bounds[scope] = {**merged.bounds.get(scope, {}), **bounds}
     return merged
 
 
@@ -191,11 +242,12 @@ class Layer(NamedTuple):
     scopes: dict[str, dict[str, Any]]
     sources: dict[str, str]
     """Where each of `top` is said, for errors."""
+    bounds: dict[str, Bounds]
 
     @classmethod
     def empty(cls) -> Layer:
         """Begin a layer that says nothing yet."""
-        return cls({}, {}, {}, {})
+        return cls({}, {}, {}, {}, {})
 
 
 class LayerReader:
@@ -233,7 +285,7 @@ class LayerReader:
             else:
                 known = [f"{VARIABLE_PREFIX}{n.upper()}" for n in (*_TOP_VARIABLES, *POLICY_NAMES)]
                 self._unknown(
-                    variable, variable, [*known, "SEMEL_ENV", "SEMEL_CONFIG", NAME_VARIABLE]
+                    variable, variable, [*known, "SEMEL_ENV", "SEMEL_CONFIG", *_OF_THE_PROCESS]
                 )
         return layer
 
@@ -245,7 +297,7 @@ class LayerReader:
             if name == "policy":
                 layer.policy.update(self._policy(where, value))
             elif name == "scopes":
-                layer.scopes.update(self._scopes(where, value))
+                self._scopes(where, value, layer)
             elif name in _TOP:
                 self._keep(layer.top, _TOP, name, value, where)
                 layer.sources[name] = where
@@ -253,16 +305,27 @@ class LayerReader:
                 self._unknown(where, name, [*_TOP, "policy", "scopes"])
         return layer
 
-    def _scopes(self, where: str, table: object) -> dict[str, dict[str, Any]]:
-        scopes: dict[str, dict[str, Any]] = {}
+    def _scopes(self, where: str, table: object, layer: Layer) -> None:
         for scope, fields in self._entries(where, table):
             try:
                 KeyRules().check_scope(scope)
             except IdempotencyError as error:
                 self.problems.append(f"{where}: {error}")
+                continue
+            place, rest = f'{where}."{scope}"', fields
+            if isinstance(fields, Mapping) and "bounds" in fields:
+                rest = {name: value for name, value in fields.items() if name != "bounds"}
+                layer.bounds[scope] = self._bounds(f"{place}.bounds", fields["bounds"])
+            layer.scopes[scope] = self._policy(place, rest)
+
+    def _bounds(self, where: str, table: object) -> Bounds:
+        bounds: dict[str, tuple[float, float]] = {}
+        for name, value in self._entries(where, table):
+            if name in BOUNDED:
+                self._keep(bounds, {name: _pair}, name, value, f"{where}.{name}")
             else:
-                scopes[scope] = self._policy(f'{where}."{scope}"', fields)
-        return scopes
+                self._unknown(f"{where}.{name}", name, BOUNDED)
+        return bounds
 
     def _policy(self, where: str, table: object) -> dict[str, Any]:
         if isinstance(table, Policy):
@@ -312,12 +375,18 @@ def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: text
         for name, text in environ.items()
-        if name.startswith(VARIABLE_PREFIX) and text != "" and not _NOT_OURS.fullmatch(name)
+        if name.startswith(VARIABLE_PREFIX) and text != "" and not _is_of_kubernetes(name)
     }
 
 
-_NOT_OURS = re.compile(r"SEMEL_(SERVICE|PORT)(_.*)?")
-"""What Kubernetes sets in every pod about a service that is called semel."""
+def _is_of_kubernetes(name: str) -> bool:
+    """Whether Kubernetes sets it in every pod, about a service called semel or semel-something."""
+    words = name.removeprefix(VARIABLE_PREFIX).split("_")
+    return any(
+        (word == "SERVICE" and after in {"HOST", "PORT"})
+        or (word == "PORT" and (after == "" or after.isdigit()))
+        for word, after in pairwise([*words, ""])
+    )
 
 
 def _from_text(name: str, text: str) -> object:
@@ -424,6 +493,18 @@ _TOP: dict[str, Check] = {
 
 _TOP_VARIABLES = tuple(name for name in _TOP if name != "preset")
 """The preset is chosen by the name of the environment, SEMEL_ENV."""
+
+
+def _pair(value: object) -> tuple[float, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:  # noqa: PLR2004 - a pair
+        raise ConfigError("must be the least and the most, such as [5, 600]")
+    least, most = (
+        seconds("a bound", parse_duration(each) if isinstance(each, str) else each)
+        for each in value
+    )
+    if least > most:
+        raise ConfigError(f"must be the least and the most; {least:g} is more than {most:g}")
+    return least, most
 
 
 def _policy_preset(value: object) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from semel.core.fingerprint import fingerprint, keyed
 from semel.core.keys import KeyRules
 from semel.core.policy import POLICY_FIELDS, Duration, Policy, Rules, resolve, seconds
 from semel.core.records import ClaimRequest, Encoded, Identity
-from semel.core.settings import BYPASSED, CODE, load_settings
+from semel.core.settings import BYPASSED, CODE, WILDCARD, load_settings, names_for
 from semel.core.stored_answers import AnswerCodec, MessageCodec
 from semel.errors import (
     ConfigError,
@@ -192,6 +192,8 @@ class Setup:
             scope: ((scopes or {}).get(scope), settings.scopes.get(scope))
             for scope in {*(scopes or {}), *settings.scopes}
         }
+        self._has_patterns = any(name.endswith(WILDCARD) for name in self.scopes)
+        self.bounds = settings.bounds
         self._rules_of: dict[tuple[object, ...], Rules] = {}
         self._known_scopes: set[str] = set()
         self.key_rules = KeyRules(settings.key_pattern)
@@ -239,7 +241,7 @@ class Setup:
     def rules(self, scope: str, *policies: Policy | None) -> Rules:
         """Return the rules of a scope under these policies, the highest level first."""
         try:
-            rules = self._rules_of.get((scope if scope in self.scopes else None, policies))
+            rules = self._rules_of.get((self._cached_as(scope), policies))
         except TypeError:  # nothing that can be looked up
             rules = None
         # Outside of the except clause, whose error is no part of a user's traceback.
@@ -247,7 +249,20 @@ class Setup:
 
     def policies_of(self, scope: str) -> tuple[Policy | None, ...]:
         """Return the policies of a scope and of the engine, the highest level first."""
-        return (*self.scopes.get(scope, ()), *self.levels)
+        levels = (level for name in self.names(scope) for level in self.scopes[name])
+        return (*levels, *self.levels)
+
+    def names(self, scope: str) -> tuple[str, ...]:
+        """Return the names and patterns of `scopes` that rule a scope, the closest first."""
+        if self._has_patterns:
+            return names_for(scope, self.scopes)
+        return (scope,) if scope in self.scopes else ()
+
+    def _cached_as(self, scope: str) -> object:
+        """Return what scopes with the same rules have in common."""
+        if self._has_patterns:
+            return names_for(scope, self.scopes)
+        return scope if scope in self.scopes else None
 
     def _resolve(self, scope: str, policies: tuple[Policy | None, ...]) -> Rules:
         self.key_rules.check_scope(scope)
@@ -257,7 +272,7 @@ class Setup:
         rules = resolve(*policies, *self.policies_of(scope))
         if len(self._rules_of) < RULES_CACHED:
             with suppress(TypeError):  # a codec of the user's own may have no hash
-                self._rules_of[scope if scope in self.scopes else None, policies] = rules
+                self._rules_of[self._cached_as(scope), policies] = rules
         return rules
 
     def call(

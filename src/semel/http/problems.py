@@ -162,12 +162,13 @@ def problem(
     retry_after: float = 1.0,
     lines: tuple[HeaderLine, ...] = (),
     key_digest: str | None = None,
+    among: Mapping[str, Problem] = PROBLEMS,
 ) -> Answer:
     """Make the answer; a wording of the application's goes before everything else.
 
-    `key_digest` is that of the record, if the problem is about one.
+    `key_digest` is that of the record, if the problem is about one. `among` has the code.
     """
-    known, words = PROBLEMS[code], wordings.get(code, {})
+    known, words = among[code], wordings.get(code, {})
     status = words.get("status", known.status if status is None else status)
     told = {
         "type": words.get("type", _TYPE + code.replace("_", "-")),

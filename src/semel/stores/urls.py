@@ -52,6 +52,8 @@ BACKENDS = {
     "mariadb": Backend("semel.stores.sql.mysql", "semel[mysql]"),
     "postgresql": Backend("semel.stores.sql.postgres", "semel[postgres]"),
     "postgres": Backend("semel.stores.sql.postgres", "semel[postgres]"),
+    "semel+http": Backend("semel.stores.remote", "semel[remote]"),
+    "semel+https": Backend("semel.stores.remote", "semel[remote]"),
 }
 """Our own schemes. Others come from the entry point group `semel.stores` (name = scheme)."""
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from semel.core.attempts import RENEWALS_PER_LEASE, Attempt, Lease, innermost
 from semel.core.codec import encode_failure
-from semel.core.decide import Reject, Wait, decide, named
+from semel.core.decide import NothingRan, Reject, Wait, decide, named
 from semel.core.process import notice_fork
 from semel.core.records import (
     Claimed,
@@ -518,6 +518,7 @@ class Runs(Outcomes[Store]):
                         retryable=not final,
                         keep_fingerprint=decision != "forget",
                         ttl=call.rules.ttl if final else call.rules.failed_ttl,
+                        ran=not isinstance(error, NothingRan),
                     )
             except Exception as failure:  # noqa: BLE001 - the business error must reach the caller
                 self.lease_events.store_failed(lease, "fail", failure)

@@ -101,7 +101,7 @@ class Decider:
         if isinstance(resolution, Failed) and resolution.retryable:
             return True  # it may run again anyway
         engine_policy = self._runs.setup.levels[0]
-        return record.scope in self._runs.setup.scopes or (
+        return bool(self._runs.setup.names(record.scope)) or (
             engine_policy is not None and engine_policy.abandoned == "hold"
         )
 

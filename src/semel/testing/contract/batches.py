@@ -188,7 +188,7 @@ class BatchingContract(StoreUnderTest):
             CompleteRequest(KEY, ANNA, RESULT, LONG),
             ask(BERT, identity=OTHER),
             FailRequest(ended, ANNA, ERROR, retryable=True, keep_fingerprint=True, ttl=LONG),
-            ForgetRequest(Identity("batch", "also absent")),
+            ForgetRequest(Identity("batch", "also-absent")),
         ]
         none, completed, claim, failed, forgotten = driven.send(requests)
         assert none is None

@@ -164,6 +164,14 @@ class StoreUnderTest:
         pytest.skip("the store gives no fixture `make_unreadable`")
 
     @pytest.fixture
+    def rejects_texts(self) -> bool:
+        """Whether the store raises `InvalidKey` for scopes and keys that engines never send.
+
+        Only a store that strangers can send requests to needs to, as the one behind the service.
+        """
+        return False
+
+    @pytest.fixture
     def driven(self, store: Store | AsyncStore) -> Iterator[StoreDriver]:
         """Drive the store by plain calls, whichever kind it is, and close it."""
         driver = StoreDriver(store)

@@ -1,0 +1,3 @@
+module semel.example/semel
+
+go 1.19

@@ -1,0 +1,335 @@
+"""`semel serve`: where it listens, what a signal does, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import resource
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from time import monotonic
+
+import pytest
+
+from semel.cli import main
+from semel.errors import ConfigError
+from semel.server.running import RESERVED, Options, check_address, most_waiting
+
+PATIENCE = 60.0
+HEADERS = {"Content-Type": "application/json"}
+
+
+def gauge(running):
+    lines = running.get("/metrics").body.decode().splitlines()
+    return int(next(line for line in lines if line.startswith("semel_service_waiting ")).split()[1])
+
+
+def eventually(condition, what):
+    end = monotonic() + PATIENCE
+    while not condition():
+        assert monotonic() < end, what
+        time.sleep(0.01)
+
+
+# --- where it listens ------------------------------------------------------------------------------
+
+
+def options(**changes):
+    given = {
+        "url": None,
+        "store_prefix": None,
+        "host": "127.0.0.1",
+        "port": 0,
+        "tokens": None,
+        "tls_cert": None,
+        "tls_key": None,
+        "behind_proxy": False,
+        "max_waiting": None,
+        "max_waiting_per_token": None,
+        "grace": 1.0,
+    }
+    return Options(**given | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"host": "0.0.0.0"}, "without --tokens the service listens on this machine only"),  # noqa: S104
+        ({"host": "::"}, "without --tokens"),
+        ({"host": "centre.example", "behind_proxy": True}, "without --tokens"),
+        ({"host": "10.0.0.1", "tokens": "t"}, "must not travel in plain text"),
+        ({"tls_cert": "c"}, "go together"),
+        ({"tls_key": "k"}, "go together"),
+    ],
+)
+def test_where_strangers_could_listen_or_ask_it_does_not_start(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        check_address(options(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"host": "localhost"},
+        {"host": "127.9.9.9"},
+        {"host": "::1"},
+        {"host": "0.0.0.0", "tokens": "t", "behind_proxy": True},  # noqa: S104
+        {"host": "0.0.0.0", "tokens": "t", "tls_cert": "c", "tls_key": "k"},  # noqa: S104
+    ],
+)
+def test_where_it_may_listen(changes):
+    check_address(options(**changes))
+
+
+def test_waiting_starts_stay_below_the_file_limit(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    assert most_waiting(None) == 256 - RESERVED
+    assert most_waiting(100) == 100
+    with pytest.raises(ConfigError, match=r"raise the limit \(ulimit -n"):
+        most_waiting(300)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
+    assert most_waiting(None) == 1000
+    assert most_waiting(5000) == 5000
+
+
+def test_it_lives_when_more_starts_wait_than_it_may_open_files(service):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))  # a child inherits it
+    try:
+        running = service("memory://")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert running.post("start", scope="s", key="k", lease=3600).status == 200
+    body = json.dumps({"scope": "s", "key": "k", "wait": 25}).encode()
+    polls = []
+    for _ in range(300):
+        connection = running.connection()
+        connection.request("POST", "/v1/start", body, HEADERS)
+        polls.append(connection)
+    eventually(lambda: gauge(running) == 256 - RESERVED, "as many starts to wait as may")
+    assert running.get("/live").status == 200
+    running.send_signal(signal.SIGTERM)
+    codes = [json.loads(each.getresponse().read())["code"] for each in polls]
+    assert codes.count("concurrent_request") == 256 - RESERVED
+    assert codes.count("too_many_waiting") == 300 - codes.count("concurrent_request")
+    for each in polls:
+        each.close()
+    assert running.process.wait(PATIENCE) == 0
+
+
+def test_a_port_that_is_taken_is_said(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--store", "memory://", "--port", port]) == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "http", "9" * 5000])
+def test_a_port_that_is_none(capsys, port):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", f"--port={port}"])
+    assert ended.value.code == 2
+    assert "must be a port" in capsys.readouterr().err
+
+
+def test_a_service_cannot_be_switched_off(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEMEL_DISABLED", "true")
+    assert main(["serve"]) == 2
+    assert "cannot run unprotected" in capsys.readouterr().err
+
+
+def test_it_answers_over_tls(service, tmp_path, make_token):
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run([*make, *names, *files], cwd=tmp_path, check=True, capture_output=True)
+    shop = make_token("shop", ["use"], ["*"])
+    (tmp_path / "tokens.toml").write_text(shop.table)
+    certificate = ("--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    running = service("memory://", "--host", "0.0.0.0", "--tokens", "tokens.toml", *certificate)  # noqa: S104
+    assert running.url.startswith("https://0.0.0.0:")
+    context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    connection = http.client.HTTPSConnection("localhost", running.port, context=context)
+    connection.request(
+        "POST", "/v1/keys", b"{}", {**HEADERS, "Authorization": f"Bearer {shop.text}"}
+    )
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_a_certificate_that_is_none_is_said(capsys, tmp_path):
+    (tmp_path / "cert.pem").write_text("nothing")
+    path = str(tmp_path / "cert.pem")
+    words = ["serve", "--store", "memory://", "--port", "0", "--tls-cert", path, "--tls-key", path]
+    assert main(words) == 2
+    assert "--tls-cert, --tls-key: cannot be used" in capsys.readouterr().err
+
+
+def test_it_listens_on_ipv6_too(service):
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        running = service("memory://", "--host", "::1")
+    except RuntimeError as error:
+        if "cannot listen" in str(error):
+            pytest.skip("no IPv6 here")
+        raise
+    assert running.url.startswith("http://[::1]:")
+    connection = http.client.HTTPConnection("::1", running.port, timeout=PATIENCE)
+    connection.request("GET", "/live")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_the_settings_name_the_store_and_the_prefix(service, tmp_path):
+    (tmp_path / "other.toml").write_text('[scopes."pay.*"]\nlease = "7s"\n')
+    running = service("memory://", "--config", "other.toml")
+    assert running.post("start", scope="pay.card", key="k").data["lease"] == 7.0
+
+
+def test_it_answers_soon_after_its_start(service, record_property):
+    began = monotonic()
+    running = service()
+    assert running.post("start", scope="s", key="k").data["status"] == "run"
+    record_property("seconds_to_the_first_answer", monotonic() - began)
+
+
+# --- signals ---------------------------------------------------------------------------------------
+
+
+def test_a_hangup_reads_rules_and_tokens_again(service, tmp_path, make_token):
+    shop, new = (make_token(name, ["use"], ["*"]) for name in ("shop", "new"))
+    rules, tokens = tmp_path / "semel.toml", tmp_path / "tokens.toml"
+    rules.write_text('[scopes."pay.*"]\nlease = "7s"\n')
+    tokens.write_text(shop.table)
+    running = service("memory://", "--tokens", "tokens.toml")
+
+    def lease(token, key):
+        return running.post("start", token.text, scope="pay.card", key=key).data.get("lease")
+
+    assert (lease(shop, "1"), lease(new, "1")) == (7.0, None)
+    rules.write_text('[scopes."pay.*"]\nlease = "8s"\n')
+    tokens.write_text(shop.table + new.table)
+    running.send_signal(signal.SIGHUP)
+    running.wait_for_line("settings reloaded: rules and tokens")
+    assert (lease(shop, "2"), lease(new, "3")) == (8.0, 8.0)
+
+    rules.write_text('[scopes."pay.*"]\nlease = "9s"\n')
+    tokens.write_text("[tokens.shop]")
+    running.send_signal(signal.SIGHUP)
+    running.wait_for_line("settings not reloaded, the old ones stay")
+    assert "tokens.shop.sha256" in running.log.read_text()
+    assert (lease(shop, "4"), lease(new, "5")) == (8.0, 8.0)
+
+    tokens.write_text(new.table)
+    rules.write_text('prefix = "other:"\n[scopes."pay.*"]\nlease = "soon"\n')
+    running.send_signal(signal.SIGHUP)
+    running.wait_for_line('scopes."pay.*".lease')
+    assert (lease(shop, "6"), lease(new, "7")) == (8.0, 8.0)
+
+    rules.write_text('prefix = "other:"\n')
+    running.send_signal(signal.SIGHUP)
+    running.wait_for_line("restart the service to use them")
+    eventually(lambda: lease(shop, "8") is None, "the old token to be unknown")
+    assert lease(new, "9") == 30.0
+
+
+def test_a_hangup_without_tokens_reads_the_rules(service, tmp_path):
+    running = service("memory://")
+    (tmp_path / "semel.toml").write_text("[policy]\nlease = 11\n")
+    running.send_signal(signal.SIGHUP)
+    running.wait_for_line("settings reloaded: rules")
+    assert running.post("start", scope="s", key="k").data["lease"] == 11.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_an_answer_for_every_start_that_waits(
+    service, number, record_property
+):
+    running = service()
+    assert running.post("start", scope="s", key="k", lease=3600).status == 200
+    waiting = []
+    body = json.dumps({"scope": "s", "key": "k", "wait": 25}).encode()
+    for _ in range(100):
+        connection = running.connection()
+        connection.request("POST", "/v1/start", body, HEADERS)
+        waiting.append(connection)
+    eventually(lambda: gauge(running) == 100, "100 starts to wait")
+    began = monotonic()
+    running.send_signal(number)
+    for connection in waiting:
+        response = connection.getresponse()
+        assert response.status == 409
+        assert json.loads(response.read())["code"] == "concurrent_request"
+        assert response.headers["Retry-After"] == "1"
+        assert response.headers["Connection"] == "close"
+        connection.close()
+    assert running.process.wait(PATIENCE) == 0
+    record_property("seconds_to_the_end", monotonic() - began)
+    assert "Traceback" not in running.log.read_text()
+
+
+def test_a_request_that_runs_is_finished_before_the_end(service):
+    running = service()
+    connection = running.connection()
+    connection.putrequest("POST", "/v1/start")
+    body = json.dumps({"scope": "s", "key": "k"}).encode()
+    for name, value in {**HEADERS, "Content-Length": str(len(body))}.items():
+        connection.putheader(name, value)
+    connection.endheaders(body[:5])
+    running.get("/live")  # by now the request has begun
+    running.send_signal(signal.SIGTERM)
+
+    def refused():
+        try:
+            socket.create_connection(("127.0.0.1", running.port), PATIENCE).close()
+        except OSError:
+            return True
+        return False
+
+    eventually(refused, "the service to listen no more")
+    connection.send(body[5:])
+    response = connection.getresponse()
+    assert (response.status, json.loads(response.read())["status"]) == (200, "run")
+    connection.close()
+    assert running.process.wait(PATIENCE) == 0
+
+
+def test_what_does_not_end_within_the_grace_is_ended(service):
+    running = service("memory://", "--grace", "1s")
+    connection = running.connection()
+    connection.putrequest("POST", "/v1/start")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", "100")
+    connection.endheaders(b"{")
+    running.get("/live")
+    running.send_signal(signal.SIGTERM)
+    assert running.process.wait(PATIENCE) == 0
+    connection.close()
+
+
+# --- a store that is down --------------------------------------------------------------------------
+
+
+def test_without_its_store_it_lives_but_is_not_ready(service, tmp_path, make_token):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    shop = make_token("shop", ["use"], ["*"])
+    boss = make_token("boss", ["use", "operate"], ["*"])
+    (tmp_path / "tokens.toml").write_text(shop.table + boss.table)
+    quickly = {"SEMEL_STORE_TIMEOUT": "1"}
+    running = service(f"redis://127.0.0.1:{port}", "--tokens", "tokens.toml", env=quickly)
+    assert running.get("/live").status == 200
+    ready = running.get("/ready")
+    assert (ready.status, ready.data["code"]) == (503, "store_error")
+    for token, shown in ((shop, False), (boss, True)):
+        answer = running.post("start", token.text, scope="s", key="the-secret-key")
+        assert (answer.status, answer.data["code"]) == (503, "store_error")
+        assert answer.headers["retry-after"] == "1"
+        assert (str(port) in answer.data["detail"]) is shown
+    assert "the-secret-key" not in running.log.read_text()
