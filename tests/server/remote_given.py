@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+from semel.core.records import FINGERPRINT_BYTES, OWNER_BYTES, Encoded, Identity
 from semel.server.app import create_app
 from semel.server.running import Server, listen, setup_of
 from semel.server.service import Service
@@ -17,6 +18,14 @@ from semel.server.tokens import Tokens
 from semel.stores.base import AsyncStore
 
 PATIENCE = 60.0
+
+# What requests are made of; the contract, whose module pytest rewrites, has its own.
+LONG = 600.0
+KEY, OTHER = Identity("orders.create", "order:42"), Identity("orders.create", "order:43")
+ANNA, BERT = b"\x00anna\xff".ljust(OWNER_BYTES, b"\x00"), b"bert".ljust(OWNER_BYTES, b"\x00")
+RED = b"red".ljust(FINGERPRINT_BYTES, b"\x00")
+RESULT, ERROR = Encoded("json", b'{"charge":"ch_1"}'), Encoded("failure", b'["ValueError","no"]')
+RUN_INFO = b'{"by":"web-1:4711","ttl":600,"codec":"json/1"}'
 
 
 class Served:

@@ -47,10 +47,12 @@ from semel.stores.remote import addresses, aio, wire
 from semel.stores.remote import store as threads_store
 from semel.stores.remote.addresses import parse
 from semel.testing import StoreDriver
-from semel.testing.contract.given import ANNA, KEY, LONG, OTHER, RESULT, RUN_INFO
-from server.remote_given import problem_app, served
+from server.remote_given import ANNA, KEY, LONG, OTHER, RESULT, RUN_INFO, problem_app, served
 from servers.proxy import proxy_to
-from servers.redis import Certificates
+from servers.redis import Certificates, free_port
+
+UNHURRIED = 20.0
+"""Seconds for a call where time is not what is tested; others may keep the machine busy."""
 
 OPENERS = {"threads": open_store, "asyncio": open_async_store}
 
@@ -77,7 +79,7 @@ def behind(served):
 
 @pytest.fixture
 def driven(kind, served, behind):
-    driver = StoreDriver(OPENERS[kind](served.url))
+    driver = StoreDriver(OPENERS[kind](served.url, timeout=UNHURRIED))
     yield driver
     driver.close()
 
@@ -428,7 +430,9 @@ def test_what_the_service_itself_says_is_not_asked_again(driven, served):
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_lost_answer_is_asked_for_again_by_the_same_owner(kind, served, behind, kept):
     with proxy_to(served.port) as proxy:
-        driven = StoreDriver(OPENERS[kind](f"semel+http://127.0.0.1:{proxy.port}"))
+        driven = StoreDriver(
+            OPENERS[kind](f"semel+http://127.0.0.1:{proxy.port}", timeout=UNHURRIED)
+        )
         if kept:
             assert driven.get(KEY) is None  # its connection is used again
         proxy.lose_reply(lambda request: b"claim" in request)
@@ -440,7 +444,9 @@ def test_a_lost_answer_is_asked_for_again_by_the_same_owner(kind, served, behind
 
 def test_connections_that_the_service_closed_are_opened_again(kind, served, behind):
     with proxy_to(served.port) as proxy:
-        driven = StoreDriver(OPENERS[kind](f"semel+http://127.0.0.1:{proxy.port}"))
+        driven = StoreDriver(
+            OPENERS[kind](f"semel+http://127.0.0.1:{proxy.port}", timeout=UNHURRIED)
+        )
         for _ in range(3):
             assert driven.get(KEY) is None
             proxy.cut_all()
@@ -654,8 +660,8 @@ def test_a_listing_has_more_time_than_a_call(driven, monkeypatch):
     )
     driven.ask(CountRequest())
     driven.ask(GetRequest(KEY))
-    assert sent[0] > 30
-    assert sent[1] <= 5
+    assert sent[0] > 50
+    assert sent[1] <= UNHURRIED
 
 
 # --- TLS -----------------------------------------------------------------------------------------
@@ -673,25 +679,25 @@ def tls_url(files, service, sqlite_url):
 
 
 def test_a_service_with_tls(kind, tls_url, files):
-    driven = StoreDriver(OPENERS[kind](f"{tls_url}?ca_file={files.authority}"))
+    driven = StoreDriver(OPENERS[kind](f"{tls_url}?ca_file={files.authority}", timeout=UNHURRIED))
     assert driven.claim(claim()).number == 1
     driven.close()
     # A certificate of its own is shown to a service that asks for one; this one does not.
     mine = {"cert_file": files.certificate, "key_file": files.key, "ca_file": files.authority}
-    driven = StoreDriver(OPENERS[kind](tls_url, **mine))
+    driven = StoreDriver(OPENERS[kind](tls_url, timeout=UNHURRIED, **mine))
     assert driven.get(KEY).owner == ANNA
     driven.close()
 
 
 def test_a_certificate_of_somebody_else_is_refused_at_once(kind, tls_url):
-    driven = StoreDriver(OPENERS[kind](tls_url))
+    driven = StoreDriver(OPENERS[kind](tls_url, timeout=UNHURRIED))
     with pytest.raises(StoreRefused, match="no TLS with the semel service"):
         driven.get(KEY)
     driven.close()
 
 
 def test_a_service_without_tls_is_refused_at_once(kind, served, behind):
-    driven = StoreDriver(OPENERS[kind](served.url.replace("http", "https")))
+    driven = StoreDriver(OPENERS[kind](served.url.replace("http", "https"), timeout=UNHURRIED))
     with pytest.raises(StoreRefused, match="no TLS with the semel service"):
         driven.get(KEY)
     driven.close()
@@ -851,8 +857,9 @@ def test_the_watches_of_a_parent_are_not_the_childs(served, behind, monkeypatch)
 
 
 def test_a_service_that_restarts_is_waited_for(kind, service, sqlite_url):
-    first = service(sqlite_url)
-    with World(kind, f"semel+http://127.0.0.1:{first.port}") as world:
+    port = str(free_port())
+    first = service(sqlite_url, "--port", port)
+    with World(kind, f"semel+http://127.0.0.1:{port}") as world:
         engine = world.engine()
         engine.store.store._timeout = 2 * PATIENCE
         assert engine.execute("before", lambda: 1) == 1
@@ -860,7 +867,7 @@ def test_a_service_that_restarts_is_waited_for(kind, service, sqlite_url):
         first.process.wait(PATIENCE)
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(engine.execute, "after", lambda: 2)
-            service(sqlite_url, "--port", str(first.port))
+            service(sqlite_url, "--port", port)
             assert call.result(PATIENCE) == 2
 
 

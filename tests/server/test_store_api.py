@@ -47,9 +47,8 @@ from semel.stores.memory import AsyncMemoryStore
 from semel.stores.remote import wire
 from semel.stores.urls import open_store
 from semel.testing import AsyncFaultyStore, LoseReply, Refuse
-from semel.testing.contract.given import ANNA, BERT, ERROR, KEY, LONG, RED, RESULT, RUN_INFO
 from semel.testing.faults import VERBS
-from server.remote_given import served
+from server.remote_given import ANNA, BERT, ERROR, KEY, LONG, RED, RESULT, RUN_INFO, served
 
 PAY = Identity("orders.pay", "order:1")
 OTHER = Identity("bills.pay", "bill:1")

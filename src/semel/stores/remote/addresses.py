@@ -96,13 +96,14 @@ def parse(url: str, *, prefix: str, timeout: float, options: Mapping[str, Any]) 
     """Read a store URL."""
     scheme = url.partition("://")[0]
     check_login(url)
+    needed = ConfigError(f"{scheme}:// needs a host, and maybe a port: {scheme}://host:{PORT}")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        host = None
+        raise needed from None
     if not host:
-        raise ConfigError(f"{scheme}:// needs a host, and maybe a port: {scheme}://host:{PORT}")
+        raise needed
     if "@" in parts.netloc:
         raise ConfigError(f"{scheme}:// has no login: set {TOKEN_VARIABLE} instead")
     in_url = split_url(url)[1]
