@@ -36,7 +36,7 @@ from semel.core.records import Identity
 from semel.server.app import create_app
 from semel.server.metrics import Metrics
 from semel.server.openapi import document
-from semel.server.problems import KINDS
+from semel.server.problems import CODES
 from semel.server.proxy import _PROBLEMS as PROXY_PROBLEMS
 from semel.server.service import Service
 from semel.server.tokens import RIGHTS
@@ -392,13 +392,13 @@ def test_the_reference_has_every_endpoint():
 
 
 def test_both_pages_have_every_error():
-    expected = {code: (str(k.status), "yes" if k.retry else "no") for code, k in KINDS.items()}
+    expected = {code: (str(k.status), "yes" if k.retry else "no") for code, k in CODES.items()}
     for text in (REFERENCE, PAGES["protect/service.md"]):
         nth = 1 if text is REFERENCE else 0
         told = {codes(row[0])[0]: (row[1], row[2]) for row in rows(text, "Errors", nth)}
         assert told == expected
     titles = {codes(row[0])[0]: row[3] for row in rows(REFERENCE, "Errors", 1)}
-    assert titles == {code: k.title for code, k in KINDS.items()}
+    assert titles == {code: k.title for code, k in CODES.items()}
     members = {codes(row[0])[0] for row in rows(REFERENCE, "Errors", 0)}
     known = schema("Problem")
     assert members == known["properties"].keys() - set(known["required"])
