@@ -42,7 +42,7 @@ FILE_NAME = "semel.toml"
 DEFAULT_ENVIRONMENT = "default"
 
 
-TOKEN_VARIABLE = "SEMEL_TOKEN"
+TOKEN_VARIABLE = "SEMEL_TOKEN"  # noqa: S105 - the name of one
 """The secret that a remote store sends to its service: `semel.stores.remote.addresses` reads it."""
 
 
