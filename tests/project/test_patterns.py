@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import re
 from collections.abc import Iterable, Iterator
 from itertools import product
@@ -201,9 +200,10 @@ def test_a_pattern_that_reads_its_text_in_one_way_is_fast(pattern, searched):
 
 
 def module_of(file: Path):
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "adapters.django_project")
     name = ".".join(file.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
-    return importlib.import_module(name)
+    with pytest.MonkeyPatch.context() as patched:  # no worker that a later test starts inherits it
+        patched.setenv("DJANGO_SETTINGS_MODULE", "adapters.django_project")
+        return importlib.import_module(name)
 
 
 def calls(source: str) -> Iterator[ast.Call]:

@@ -68,6 +68,7 @@ class Ledger:
         with self._file.open("rb") as file:
             file.seek(self._offset)
             new = file.read()
+        new = new[: new.rfind(b"\n") + 1]  # a line that is being written is read the next time
         self._read += [Note(*json.loads(line)) for line in new.splitlines()]
         self._offset += len(new)
         return [one for one in self._read if one.what == what and order in {None, one.order}]

@@ -106,7 +106,7 @@ def check_middleware(**_: Any) -> Sequence[checks.CheckMessage]:
 def _imported(name: str) -> Any:
     try:
         return import_string(name)
-    except ImportError:  # Django reports it when it loads the middleware
+    except (ImportError, ValueError):  # Django reports it when it loads the middleware
         return None
 
 
