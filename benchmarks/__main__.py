@@ -36,6 +36,7 @@ GROUPS = (
     "renewal",
     "imports",
     "web",
+    "service",
     "queues",
 )
 

@@ -151,15 +151,16 @@ async def _race(ports: dict[str, int], effort: Effort, rounds: int) -> tuple[Sam
 class Load:
     """Connections to one server, each with one request at a time."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, kind: type[Connection] | None = None) -> None:
         self._port = port
+        self._kind = kind or Connection
         self._connections: list[Connection] = []
 
     async def connect(self, number: int) -> None:
         """Open the connections."""
         loop = asyncio.get_running_loop()
         for _ in range(number):
-            _, connection = await loop.create_connection(Connection, "127.0.0.1", self._port)
+            _, connection = await loop.create_connection(self._kind, "127.0.0.1", self._port)
             self._connections.append(connection)
 
     async def lap(self, keys: Sequence[str], *, replayed: bool) -> float:
@@ -191,6 +192,7 @@ class Connection(asyncio.Protocol):
     """One connection; reads just enough of an answer to know that it is whole."""
 
     transport: asyncio.Transport
+    header = b"idempotency-key: %b\r\n"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -212,7 +214,8 @@ class Connection(asyncio.Protocol):
             return
         self.transport.write(
             b"POST /payments HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"idempotency-key: %b\r\ncontent-length: %d\r\n\r\n%b" % (key.encode(), len(BODY), BODY)
+            b"%bcontent-length: %d\r\n\r\n%b"
+            % (self.header.replace(b"%b", key.encode()), len(BODY), BODY)
         )
 
     def data_received(self, data: bytes) -> None:

@@ -40,6 +40,7 @@ measure_without_lock()
 
 LONGEST = (
     "queues/test_queues.py",
+    "clients/test_clients.py",
     "benchmarks/test_smoke.py",
     "proof/test_store_model.py",
     "transactions/test_kills.py",

@@ -152,8 +152,13 @@ func Once[T any](ctx context.Context, client *Client, scope, key string, options
 	if options == nil {
 		options = &Options{}
 	}
-	owner := NewOwner()
-	answer, until, err := client.begin(ctx, scope, key, owner, options)
+	named := fields{"scope": scope, "key": key, "owner": NewOwner()}
+	if options.Lease != 0 {
+		named["lease"] = options.Lease.Seconds() // for the start and each renewal
+	}
+	renewal, _ := json.Marshal(named)
+	answer, until, err := client.begin(ctx, named, options)
+	delete(named, "lease")
 	if err != nil {
 		return result, err
 	}
@@ -168,14 +173,13 @@ func Once[T any](ctx context.Context, client *Client, scope, key string, options
 		return result, nil
 	}
 
-	named := map[string]any{"scope": scope, "key": key, "owner": owner}
 	fence, _ := answer.Fence.Int64()
 	attempt := &Attempt{Scope: scope, Key: key, Number: answer.Attempt, Fence: fence, Takeover: answer.Takeover}
 	working, cancel := context.WithCancel(ctx)
 	renewing, stop := context.WithCancel(context.Background())
 	defer stop()
 	defer cancel()
-	go client.renew(renewing, named, options.Lease, answer, until, func() {
+	go client.renew(renewing, renewal, answer, until, func() {
 		attempt.lost.Store(true)
 		cancel()
 	})
@@ -203,8 +207,7 @@ func Once[T any](ctx context.Context, client *Client, scope, key string, options
 	if _, ok := any(result).(Response); ok {
 		form = "response"
 	}
-	named[form] = result
-	if err := client.Call(after, "finish", named, nil); err != nil {
+	if err := client.Call(after, "finish", named.with(form, result), nil); err != nil {
 		var failed *Error
 		if !errors.As(err, &failed) {
 			failed = &Error{Code: "bad_result", Detail: "the result is no JSON", cause: err}
@@ -213,6 +216,18 @@ func Once[T any](ctx context.Context, client *Client, scope, key string, options
 		return result, failed
 	}
 	return result, nil
+}
+
+// fields of a request.
+type fields map[string]any
+
+// with returns them with one more.
+func (f fields) with(name string, value any) fields {
+	more := fields{name: value}
+	for name, value := range f {
+		more[name] = value
+	}
+	return more
 }
 
 // NewOwner returns 24 random hex digits, which name one attempt.
@@ -226,20 +241,20 @@ func NewOwner() string {
 
 // Keys makes new keys, each beginning with app unless that is "".
 func (c *Client) Keys(ctx context.Context, count int, app string) ([]string, error) {
-	fields := map[string]any{"count": count}
+	asked := fields{"count": count}
 	if app != "" {
-		fields["app"] = app
+		asked["app"] = app
 	}
 	var made struct{ Keys []string }
-	err := c.Call(ctx, "keys", fields, &made)
+	err := c.Call(ctx, "keys", asked, &made)
 	return made.Keys, err
 }
 
 // Call sends one verb (start, renew, finish, fail, or keys), again while there is no answer, and reads
 // the answer's body into answer: for a start, an *Answer. Send the owner with a start (NewOwner), so
 // that a repeated one is the same attempt.
-func (c *Client) Call(ctx context.Context, verb string, fields, answer any) error {
-	body, err := json.Marshal(fields)
+func (c *Client) Call(ctx context.Context, verb string, request, answer any) error {
+	body, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
@@ -319,19 +334,16 @@ func (c *Client) send(ctx context.Context, verb string, body []byte, answer any,
 }
 
 // begin starts until there is an answer, and says when its lease ends.
-func (c *Client) begin(ctx context.Context, scope, key, owner string, options *Options) (*Answer, time.Time, error) {
-	fields := map[string]any{"scope": scope, "key": key, "owner": owner}
+func (c *Client) begin(ctx context.Context, named fields, options *Options) (*Answer, time.Time, error) {
+	asked := named.with("wait", 0)
 	if c.By != "" {
-		fields["by"] = c.By
+		asked["by"] = c.By
 	}
 	if options.Payload != nil {
-		fields["payload"] = options.Payload
+		asked["payload"] = options.Payload
 	}
 	if options.Fingerprint != "" {
-		fields["fingerprint"] = options.Fingerprint
-	}
-	if options.Lease != 0 {
-		fields["lease"] = options.Lease.Seconds()
+		asked["fingerprint"] = options.Fingerprint
 	}
 	wait := options.Wait
 	if wait == 0 {
@@ -343,8 +355,8 @@ func (c *Client) begin(ctx context.Context, scope, key, owner string, options *O
 		if left < 0 {
 			left = 0
 		}
-		fields["wait"] = left.Seconds()
-		body, err := json.Marshal(fields)
+		asked["wait"] = left.Seconds()
+		body, err := json.Marshal(asked)
 		if err != nil {
 			return nil, time.Time{}, err
 		}
@@ -367,7 +379,7 @@ func (c *Client) begin(ctx context.Context, scope, key, owner string, options *O
 		}
 		var failed *Error
 		if !errors.As(err, &failed) || failed.Status == 0 || failed.Status >= 500 {
-			c.leave(scope, key, owner)
+			c.leave(named)
 			return nil, time.Time{}, err
 		}
 		busy := failed.Code == "concurrent_request" || failed.Code == "wait_timeout"
@@ -387,19 +399,14 @@ func (c *Client) begin(ctx context.Context, scope, key, owner string, options *O
 }
 
 // leave tries to free a key that may be claimed for this owner: nothing ran.
-func (c *Client) leave(scope, key, owner string) {
-	body, _ := json.Marshal(map[string]any{"scope": scope, "key": key, "owner": owner, "outcome": "forget", "ran": false})
+func (c *Client) leave(named fields) {
+	body, _ := json.Marshal(fields{"scope": named["scope"], "key": named["key"], "owner": named["owner"],
+		"outcome": "forget", "ran": false})
 	_ = c.send(context.Background(), "fail", body, nil, time.Second) // The caller must not wait for it.
 }
 
 // renew renews a lease until ctx is done, and calls lose when it is lost.
-func (c *Client) renew(ctx context.Context, named map[string]any, lease time.Duration, started *Answer,
-	until time.Time, lose func()) {
-	fields := map[string]any{"scope": named["scope"], "key": named["key"], "owner": named["owner"]}
-	if lease != 0 {
-		fields["lease"] = lease.Seconds()
-	}
-	body, _ := json.Marshal(fields)
+func (c *Client) renew(ctx context.Context, body []byte, started *Answer, until time.Time, lose func()) {
 	expiry := time.AfterFunc(time.Until(until), lose)
 	defer expiry.Stop()
 	every := seconds(started.RenewEvery)
@@ -425,16 +432,12 @@ func (c *Client) renew(ctx context.Context, named map[string]any, lease time.Dur
 }
 
 // failed records a failure. The error of the function must reach the caller: that of this does not.
-func (c *Client) failed(ctx context.Context, named map[string]any, kind, message, outcome string) {
-	fields := map[string]any{"error": map[string]string{"type": fmt.Sprintf("%.200s", kind),
-		"message": fmt.Sprintf("%.10000s", message)}}
-	for name, value := range named {
-		fields[name] = value
-	}
+func (c *Client) failed(ctx context.Context, named fields, kind, message, outcome string) {
+	told := named.with("error", fields{"type": fmt.Sprintf("%.200s", kind), "message": fmt.Sprintf("%.10000s", message)})
 	if outcome != "" {
-		fields["outcome"] = outcome
+		told["outcome"] = outcome
 	}
-	_ = c.Call(ctx, "fail", fields, nil)
+	_ = c.Call(ctx, "fail", told, nil)
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

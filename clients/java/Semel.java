@@ -424,7 +424,7 @@ public final class Semel {
             expiry = after(until - now(), () -> lose(late));
         }
 
-        private void renew() {
+        private synchronized void renew() {
             double sent = now();
             send("renew", body, Math.min(every + 1, timeout))
                     .whenComplete((answer, failed) -> took(sent, answer, failed));

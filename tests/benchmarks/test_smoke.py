@@ -35,13 +35,24 @@ NEEDS = {
     "renewal": (redis.binary, postgres.binaries),
     "imports": (),
     "web": (redis.binary,),
+    "service": (redis.binary,),
     "queues": (rabbitmq.program, redis.binary, postgres.binaries),
 }
 """What a group cannot do without; asking for it skips the test where it is not here."""
 
 
 LONG = frozenset(
-    {"storms", "web", "wakeups", "payloads", "async_rates", "sync_rates", "renewal", "queues"}
+    {
+        "storms",
+        "web",
+        "service",
+        "wakeups",
+        "payloads",
+        "async_rates",
+        "sync_rates",
+        "renewal",
+        "queues",
+    }
 )
 """Groups that take more than ten seconds: `make bench-smoke` tries them, too."""
 

@@ -50,7 +50,9 @@ def javascript(_: Path) -> list[str]:
 def go(folder: Path) -> list[str]:
     """Build the program: `go run` would be another process than the one that works."""
     target = folder / "program-go"
-    for command in (["vet", "./..."], ["build", "-o", str(target), "."]):
+    # Its race detector is in C: it finds what two goroutines must not do at the same time.
+    race = ["-race"] if shutil.which("gcc") else []
+    for command in (["vet", "./..."], ["build", *race, "-o", str(target), "."]):
         build([found("go"), *command], PROGRAMS / "go")
     return [str(target)]
 

@@ -23,6 +23,8 @@ URL = "127.0.0.1:8600"
 @pytest.fixture(scope="module")
 def service(tmp_path_factory) -> Iterator[RunningService]:
     folder = tmp_path_factory.mktemp("service")
+    (rules,) = re.findall("```toml\n(.*?)```", README, re.DOTALL)
+    folder.joinpath("semel.toml").write_text(rules)
     running = RunningService(folder, f"sqlite:///{folder / 'semel.db'}", (), {})
     yield running
     running.stop()
