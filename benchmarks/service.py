@@ -236,7 +236,7 @@ async def _through_the_proxy(port: int, effort: Effort) -> Race:
     samples: dict[str, list[float]] = {name: [] for name in loads}
     for load in loads.values():
         await load.connect(web.CONNECTIONS)
-    count = 4 * web.CONNECTIONS
+    count, rate = 4 * web.CONNECTIONS, 0.0
     for number in range(-1, effort.rounds(ROUNDS)):
         for name, load in loads.items():
             rate = await load.lap(_new_keys(count), replayed=False)
