@@ -58,6 +58,7 @@ LONGEST = (
     "stores/test_redis_failover.py",
     "transactions/test_howto.py",
     "project/test_checkout.py",
+    "server/test_two_instances.py",
 )
 """Files of few tests that take long. Workers share files: one that began last would be left alone."""
 

@@ -244,9 +244,8 @@ def _check_identity(service: Service, request: Request[Any], identity: Identity)
 
 
 def _check_fields(service: Service, request: Any) -> None:
-    for name in request.__struct_fields__:
-        fits = _FIELDS.get(name)
-        if fits is not None and not fits(getattr(request, name)):
+    for name, fits in _FIELDS_OF[type(request)]:
+        if not fits(getattr(request, name)):
             raise _invalid(name, f"{name} is outside of what is accepted")
     if isinstance(request, ClaimRequest):
         checked_run_info(request.run_info)
@@ -288,6 +287,11 @@ _FIELDS: Final[dict[str, Callable[[Any], bool]]] = {
     "abandoned_after": lambda seconds: seconds is None or _kept(seconds),
 }
 """Whether the value of a field is one that stores take, by its name."""
+
+_FIELDS_OF: Final = {
+    kind: [(name, _FIELDS[name]) for name in kind.__struct_fields__ if name in _FIELDS]
+    for kind in RIGHTS
+}
 
 
 def _invalid(field: str, text: str) -> Problem:
