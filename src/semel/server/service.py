@@ -25,6 +25,7 @@ from semel.core.fingerprint import fingerprint
 from semel.core.keys import KeyGenerator
 from semel.core.policy import Rules
 from semel.core.records import (
+    Claim,
     Claimed,
     ClaimRequest,
     Encoded,
@@ -43,6 +44,8 @@ from semel.errors import (
     IdempotencyError,
     InvalidKey,
     LeaseLost,
+    PreviousFailure,
+    SerializationError,
     StoreError,
     ValueRejected,
     WaitTimeout,
@@ -424,7 +427,7 @@ class _Claiming:
                 request = replace(request, fingerprint=others.pop(0))
                 continue
             if not isinstance(answer, Claimed):
-                return decide(answer, self.call.rules)
+                return _decided(answer, self.call.rules)
             spent = monotonic() - self.sent
             if spent > request.lease / RENEWALS_PER_LEASE and came_late(request, late, spent):
                 late += (answer,)
@@ -438,6 +441,14 @@ class _Claiming:
         if len(digests) == 1 or not call.rules.replace:
             return digests
         return known_digest(digests, await service.store.get(call.identity))
+
+
+def _decided(answer: Claim, rules: Rules) -> Step:
+    """Decide; a failure that cannot be read is one all the same."""
+    try:
+        return decide(answer, rules)
+    except SerializationError:
+        return Reject(PreviousFailure("Unknown", ""))
 
 
 @contextmanager
