@@ -97,7 +97,7 @@ class RemoteStore(Store):
             if not isinstance(error, StoreError):
                 if not _renew(requests):
                     raise error from None
-                error = StoreRefused(error.text)
+                error = StoreRefused(str(error))
             if len(requests) == 1:
                 return [error]
         half = len(requests) // 2
