@@ -12,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from types import SimpleNamespace
 
@@ -26,8 +27,8 @@ PATIENCE = 60.0
 HEADERS = {"Content-Type": "application/json"}
 
 
-def gauge(running):
-    lines = running.get("/metrics").body.decode().splitlines()
+def gauge(running, token=None):
+    lines = running.get("/metrics", token).body.decode().splitlines()
     return int(next(line for line in lines if line.startswith("semel_service_waiting ")).split()[1])
 
 
@@ -241,6 +242,27 @@ def test_a_hangup_reads_rules_and_tokens_again(service, tmp_path, make_token):
     running.wait_for_line("restart the service to use them")
     eventually(lambda: lease(shop, "8") is None, "the old token to be unknown")
     assert lease(new, "9") == 30.0
+
+
+def test_a_token_that_is_taken_back_gets_nothing_more(service, tmp_path, make_token):
+    one, other = (make_token(name, ["use", "view"], ["*"]) for name in ("one", "other"))
+    file = tmp_path / "tokens.toml"
+    file.write_text(one.table + other.table)
+    running = service(f"sqlite:///{tmp_path / 'semel.db'}", "--tokens", "tokens.toml")
+    owner = "0" * 24
+    running.post("start", one.text, scope="s", key="k", owner=owner)
+    with ThreadPoolExecutor(2) as pool:
+        fields = {"scope": "s", "key": "k", "wait": 25}
+        taken = pool.submit(running.post, "start", one.text, **fields)
+        kept = pool.submit(running.post, "start", other.text, **fields)
+        eventually(lambda: gauge(running, other.text) == 2, "both to wait")
+        file.write_text(other.table)
+        running.send_signal(signal.SIGHUP)
+        told = taken.result(PATIENCE)
+        assert (told.status, told.data["code"]) == (409, "concurrent_request")
+        assert running.post("start", one.text, **fields).status == 401
+        assert running.post("fail", other.text, scope="s", key="k", owner=owner).status == 200
+        assert kept.result(PATIENCE).data["attempt"] == 2
 
 
 def test_a_hangup_without_tokens_reads_the_rules(service, tmp_path):

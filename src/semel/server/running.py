@@ -229,9 +229,8 @@ def reload(app: Starlette, service: Service, options: Options) -> None:
     """Read rules and tokens again; a mistake in either changes neither."""
     try:
         setup = setup_of(options.url, options.store_prefix)
-        tokens: Tokens | None = app.state.tenants.tokens
-        if tokens is not None:
-            tokens = Tokens.load(str(options.tokens), tokens)
+        before: Tokens | None = app.state.tenants.tokens
+        tokens = None if before is None else Tokens.load(str(options.tokens), before)
     except ConfigError as error:
         logger.error("settings not reloaded, the old ones stay: %s", error)
         return
@@ -239,4 +238,7 @@ def reload(app: Starlette, service: Service, options: Options) -> None:
         logger.warning("the store's settings changed; restart the service to use them")
     service.setup = setup
     app.state.tenants.tokens = tokens
+    if before is not None and tokens is not None:
+        tokens.replace(before)
+        service.waiting.wake_all()
     logger.warning("settings reloaded: rules%s", "" if tokens is None else " and tokens")

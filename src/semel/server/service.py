@@ -246,7 +246,7 @@ class Service:
         with self.waiting.place(identity, caller) as place, _beside(leaving) as gone:
             gone.add_done_callback(place.wake)
             while True:
-                self._check(gone)
+                self._check(gone, caller)
                 left = end - monotonic()
                 if left <= 0:
                     raise waited_too_long(rules, busy.retry_after)
@@ -258,15 +258,17 @@ class Service:
                     if held > 0:
                         await asyncio.sleep(held)
                     held_until = monotonic() + rules.wait_interval
-                self._check(gone)
+                self._check(gone, caller)
                 step = await claiming.claim()
                 if not isinstance(step, Wait):
                     return step
                 busy = step
 
-    def _check(self, gone: asyncio.Task[None]) -> None:
+    def _check(self, gone: asyncio.Task[None], caller: Caller) -> None:
         if gone.done():
             raise Gone
+        if caller.replaced:  # a start that is sent again learns what holds now
+            raise Problem("concurrent_request", retry_after=1.0)
         if self.stopping:
             raise Problem("concurrent_request", retry_after=1.0, close=True)
 
