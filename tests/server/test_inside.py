@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from semel import Idempotency
-from semel.core.records import GetRequest
+from semel.core.records import FAILURE, ClaimRequest, Encoded, GetRequest, Identity
 from semel.errors import StoreUnavailable
 from semel.server.app import create_app
 from semel.server.bodies import client_left
@@ -43,6 +43,29 @@ async def test_a_fault_of_ours_is_a_problem_that_says_nothing(inside, client):
     assert "SECRET" not in answer.text
     counted = (await client.get("/metrics")).text
     assert 'semel_service_requests_total{verb="start",code="idempotency_error"} 1' in counted
+
+
+async def test_a_failure_that_cannot_be_read_is_a_failure_all_the_same(inside, client):
+    identity, owner = Identity("s", "k"), b"o" * 12
+    await inside.store.claim(ClaimRequest(identity, owner, None, 9.0, 9.0))
+    garbled = Encoded(FAILURE, b"x")
+    await inside.store.fail(
+        identity, owner, garbled, retryable=False, keep_fingerprint=True, ttl=9.0
+    )
+    answer = await client.post("/v1/start", json={"scope": "s", "key": "k"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "previous_failure")
+    assert answer.json()["error"] == {"type": "Unknown", "message": ""}
+
+
+async def test_a_request_that_is_cut_off_at_the_end_is_to_be_sent_again(inside, client):
+    async def cut_off(*_):
+        raise asyncio.CancelledError
+
+    inside.store.ask = cut_off
+    answer = await client.post("/v1/start", json={"scope": "s", "key": "k"})
+    assert (answer.status_code, answer.json()["code"]) == (503, "store_error")
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["connection"] == "close"
 
 
 async def test_a_service_that_stops_is_not_ready(inside, client):

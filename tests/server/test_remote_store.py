@@ -371,10 +371,25 @@ def test_a_wrong_token_is_refused_and_never_shown(kind, served, tokens):
 def test_what_the_service_rejects_is_the_callers_error(driven):
     with pytest.raises(ConfigError, match="rejects the request: lease"):
         driven.renew(KEY, ANNA, 1e9)
-    with pytest.raises(ConfigError, match="rejects the request"):
-        driven.send([RenewRequest(KEY, ANNA, 1e9), RenewRequest(OTHER, ANNA, 1.0)])
+    with pytest.raises(InvalidKey, match="rejects the request"):
+        driven.send([GetRequest(KEY), GetRequest(Identity("s" * 300, "k"))])
     with pytest.raises(InvalidKey, match="rejects the request"):
         driven.get(Identity("s", "a b"))
+
+
+def test_a_renewal_that_the_service_rejects_takes_no_other_with_it(driven):
+    driven.claim(claim())
+    outside = RenewRequest(OTHER, ANNA, 1e9)
+    answers = driven.send([RenewRequest(KEY, ANNA, LONG), outside, RenewRequest(KEY, ANNA, LONG)])
+    assert [type(each) for each in answers] == [bool, StoreRefused, bool]
+    assert (answers[0], answers[2]) == (True, True)
+    assert "rejects the request: lease" in str(answers[1])
+
+
+def test_a_caller_may_wait_longer_than_a_service_is_told(kind, served, behind):
+    driven = StoreDriver(OPENERS[kind](served.url, timeout=100_000))
+    assert driven.get(KEY) is None
+    driven.close()
 
 
 def test_a_gateway_that_takes_less_splits_batches_too(kind, served, behind):
@@ -746,6 +761,25 @@ def test_a_forked_child_has_an_event_loop_and_connections_of_its_own(served, beh
         assert driven.get(KEY).owner == ANNA
         assert proxy.connections == 2
         driven.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_child_has_places_for_calls_of_its_own(kind, served, behind):
+    driven = StoreDriver(OPENERS[kind](served.url, timeout=2))
+    taken = []  # by tasks and threads that are not in the child
+    with contextlib.suppress(Exception):
+        while True:
+            slot = driven._store._calls.get(block=False)
+            taken.append(driven._finish(slot))
+
+    def in_child() -> bool:
+        if kind == "threads":
+            return driven._store.get(KEY) is None
+        asyncio._set_running_loop(None)
+        return asyncio.run(_get(driven._store)) is None
+
+    assert in_fork(in_child) == 0
+    driven.close()
 
 
 # --- watches -------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import json
 import resource
@@ -10,20 +12,23 @@ import socket
 import ssl
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 
 from semel.cli import main
 from semel.errors import ConfigError
+from semel.server import connections
 from semel.server.running import RESERVED, Options, check_address, most_waiting
 
 PATIENCE = 60.0
 HEADERS = {"Content-Type": "application/json"}
 
 
-def gauge(running):
-    lines = running.get("/metrics").body.decode().splitlines()
+def gauge(running, token=None):
+    lines = running.get("/metrics", token).body.decode().splitlines()
     return int(next(line for line in lines if line.startswith("semel_service_waiting ")).split()[1])
 
 
@@ -239,6 +244,27 @@ def test_a_hangup_reads_rules_and_tokens_again(service, tmp_path, make_token):
     assert lease(new, "9") == 30.0
 
 
+def test_a_token_that_is_taken_back_gets_nothing_more(service, tmp_path, make_token):
+    one, other = (make_token(name, ["use", "view"], ["*"]) for name in ("one", "other"))
+    file = tmp_path / "tokens.toml"
+    file.write_text(one.table + other.table)
+    running = service(f"sqlite:///{tmp_path / 'semel.db'}", "--tokens", "tokens.toml")
+    owner = "0" * 24
+    running.post("start", one.text, scope="s", key="k", owner=owner)
+    with ThreadPoolExecutor(2) as pool:
+        fields = {"scope": "s", "key": "k", "wait": 25}
+        taken = pool.submit(running.post, "start", one.text, **fields)
+        kept = pool.submit(running.post, "start", other.text, **fields)
+        eventually(lambda: gauge(running, other.text) == 2, "both to wait")
+        file.write_text(other.table)
+        running.send_signal(signal.SIGHUP)
+        told = taken.result(PATIENCE)
+        assert (told.status, told.data["code"]) == (409, "concurrent_request")
+        assert running.post("start", one.text, **fields).status == 401
+        assert running.post("fail", other.text, scope="s", key="k", owner=owner).status == 200
+        assert kept.result(PATIENCE).data["attempt"] == 2
+
+
 def test_a_hangup_without_tokens_reads_the_rules(service, tmp_path):
     running = service("memory://")
     (tmp_path / "semel.toml").write_text("[policy]\nlease = 11\n")
@@ -310,6 +336,107 @@ def test_what_does_not_end_within_the_grace_is_ended(service):
     running.get("/live")
     running.send_signal(signal.SIGTERM)
     assert running.process.wait(PATIENCE) == 0
+    connection.close()
+
+
+# --- connections -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/start HTTP/1.1\r\nHost: localhost\r\n"])
+def test_connections_that_ask_nothing_leave_room_for_requests(service, sent):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        running = service()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    running.post("start", scope="s", key="k", lease=3600)
+    waiting = running.connection()
+    waiting.request("POST", "/v1/start", b'{"scope": "s", "key": "k", "wait": 25}', HEADERS)
+    eventually(lambda: gauge(running) == 1, "a start to wait")
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            address = ("127.0.0.1", running.port)
+            idle = stack.enter_context(socket.create_connection(address, PATIENCE))
+            idle.sendall(sent)
+        assert running.get("/live").status == 200
+        assert running.post("start", scope="s", key="l").data["status"] == "run"
+        assert gauge(running) == 1
+    assert "out of system resource" not in running.log.read_text()
+    running.send_signal(signal.SIGTERM)
+    assert waiting.getresponse().status == 409
+    waiting.close()
+
+
+def test_a_head_without_an_end_is_read_no_further(service):
+    running = service()
+    with socket.create_connection(("127.0.0.1", running.port), PATIENCE) as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n")
+        size = 0
+        with contextlib.suppress(ConnectionError):
+            while size < 100_000_000:
+                line = b"X-%d: %s\r\n" % (size, b"x" * 1000)
+                connection.sendall(line * 10)
+                size += 10 * len(line)
+    assert size < 20_000_000
+    assert running.get("/live").status == 200
+
+
+def test_trailers_without_an_end_are_read_no_further(service):
+    running = service()
+    with socket.create_connection(("127.0.0.1", running.port), PATIENCE) as connection:
+        connection.sendall(
+            b"POST /v1/start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+        )
+        size = 0
+        with contextlib.suppress(ConnectionError):
+            while size < 200_000_000:
+                connection.sendall(b"X-Y: %s\r\n" % (b"x" * 1000) * 100)
+                size += 100_000
+    assert size < 100_000_000
+    assert running.get("/live").status == 200
+
+
+async def test_a_connection_ends_whose_request_does_not_come(monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_WITHIN", 0.05)
+    http = SimpleNamespace(cycle=None, eof_received=lambda: None)
+    for name in ("connection_made", "data_received", "connection_lost"):
+        setattr(http, name, lambda *_: None)
+    all_of_them = connections.Connections(lambda: http, 10)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(all_of_them, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"G")
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+    writer.close()
+    # Later requests of a connection, too; one that runs may take its time.
+    http.cycle = SimpleNamespace(response_complete=False, more_body=False)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"GET")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.read(), 0.2)
+    http.cycle.response_complete = True
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.read(), 0.2)
+    writer.write(b"G")
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+    writer.close()
+    server.close()
+
+
+def test_a_client_that_still_sends_gets_its_answer(service, tmp_path, make_token):
+    (tmp_path / "tokens.toml").write_text(make_token("shop", ["use"], ["*"]).table)
+    running = service(f"sqlite:///{tmp_path / 'semel.db'}", "--tokens", "tokens.toml")
+    connection = running.connection()
+    connection.putrequest("POST", "/v1/start")
+    connection.putheader("Content-Length", str(1 << 20))
+    connection.endheaders()
+    for _ in range(16):
+        connection.send(b"x" * (1 << 16))
+    assert connection.getresponse().status == 401
     connection.close()
 
 

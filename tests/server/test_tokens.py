@@ -38,6 +38,7 @@ def table(**fields):
     ("text", "says"),
     [
         ("[", "is not valid TOML"),
+        ("a = " + "[" * 5000, "is not valid TOML"),
         ("[token.shop]", "token: is not known"),
         ("tokens = 1", "tokens: must be a table"),
         ("tokens.shop = 1", "tokens.shop: must be a table"),

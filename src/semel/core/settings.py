@@ -268,7 +268,7 @@ class LayerReader:
                 self.problems.append(if_missing)
         except OSError as error:
             self.problems.append(f"{path.name}: cannot be read: {error.strerror}")
-        except ValueError as error:  # not TOML (the error names the line), or not UTF-8
+        except (ValueError, RecursionError) as error:  # the error names the line; or not UTF-8
             self.problems.append(f"{path.name}: is not valid TOML: {error}")
         return self.table(path.name, table)
 

@@ -12,6 +12,7 @@ No label has anything that a client sent.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
@@ -74,6 +75,11 @@ class Metrics:
             except (ClientDisconnect, Gone):
                 code = LEFT
                 raise
+            except asyncio.CancelledError:
+                # The end of `--grace`. What the store was sent may be done: the client asks again.
+                ended = Problem("store_error", "The service has stopped.", close=True)
+                code = ended.code
+                raise ended from None
             finally:
                 spent = monotonic() - began
                 self._requests[verb, code] += 1

@@ -15,7 +15,7 @@ import socket
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from msgspec import UNSET
@@ -25,6 +25,7 @@ from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.server.app import create_app, is_loopback
+from semel.server.connections import AT_ONCE, Connections
 from semel.server.service import Service
 from semel.server.tokens import Tokens
 from semel.stores.urls import open_async_store
@@ -36,7 +37,11 @@ KEEP_ALIVE: Final = 75
 
 RESERVED: Final = 128
 """Descriptors that stay free of waiting starts: for the store, other requests, and `/live`."""
+FOR_THE_STORE: Final = 64
+"""Of these, how many no connection of a client takes."""
 MOST_WAITING: Final = 1000
+BACKLOG: Final = 2048
+"""Connections that the system keeps until the service takes them."""
 
 
 class Options(Namespace):
@@ -89,6 +94,14 @@ def most_waiting(asked: int | None) -> int:
     return asked
 
 
+def room_for_connections() -> float:
+    """Return how many clients may be connected at a time."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return math.inf
+    return max(FOR_THE_STORE, limit - FOR_THE_STORE)
+
+
 def setup_of(url: str | None, prefix: str | None) -> Setup:
     """Read the settings as an engine does."""
     setup = Setup(
@@ -117,6 +130,12 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone: uvicorn raises SIGTERM again, and the exit code would be 143."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. A small `backlog` of uvicorn's lets asyncio take few at once, not wait few."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
 
 def serve(options: Options, say: Callable[[str], None]) -> int:
@@ -172,7 +191,7 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
     """Return the socket to listen on, and its address as URLs have it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
     # Connections inherit it: asyncio sets it for its own sockets alone, and without it the body of
@@ -187,6 +206,7 @@ def _config(app: Starlette, options: Options) -> uvicorn.Config:
         app,
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
+        backlog=AT_ONCE,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=math.ceil(options.grace),
         lifespan="off",
@@ -200,6 +220,8 @@ def _config(app: Starlette, options: Options) -> uvicorn.Config:
         config.load()
     except OSError as error:  # of files, and of TLS
         raise ConfigError(f"--tls-cert, --tls-key: cannot be used: {error}") from error
+    bounded: Any = Connections(config.http_protocol_class, room_for_connections())
+    config.http_protocol_class = bounded
     return config
 
 
@@ -207,9 +229,8 @@ def reload(app: Starlette, service: Service, options: Options) -> None:
     """Read rules and tokens again; a mistake in either changes neither."""
     try:
         setup = setup_of(options.url, options.store_prefix)
-        tokens: Tokens | None = app.state.tenants.tokens
-        if tokens is not None:
-            tokens = Tokens.load(str(options.tokens), tokens)
+        before: Tokens | None = app.state.tenants.tokens
+        tokens = None if before is None else Tokens.load(str(options.tokens), before)
     except ConfigError as error:
         logger.error("settings not reloaded, the old ones stay: %s", error)
         return
@@ -217,4 +238,7 @@ def reload(app: Starlette, service: Service, options: Options) -> None:
         logger.warning("the store's settings changed; restart the service to use them")
     service.setup = setup
     app.state.tenants.tokens = tokens
+    if before is not None and tokens is not None:
+        tokens.replace(before)
+        service.waiting.wake_all()
     logger.warning("settings reloaded: rules%s", "" if tokens is None else " and tokens")

@@ -25,6 +25,7 @@ from semel.core.fingerprint import fingerprint
 from semel.core.keys import KeyGenerator
 from semel.core.policy import Rules
 from semel.core.records import (
+    Claim,
     Claimed,
     ClaimRequest,
     Encoded,
@@ -43,6 +44,8 @@ from semel.errors import (
     IdempotencyError,
     InvalidKey,
     LeaseLost,
+    PreviousFailure,
+    SerializationError,
     StoreError,
     ValueRejected,
     WaitTimeout,
@@ -243,7 +246,7 @@ class Service:
         with self.waiting.place(identity, caller) as place, _beside(leaving) as gone:
             gone.add_done_callback(place.wake)
             while True:
-                self._check(gone)
+                self._check(gone, caller)
                 left = end - monotonic()
                 if left <= 0:
                     raise waited_too_long(rules, busy.retry_after)
@@ -255,15 +258,17 @@ class Service:
                     if held > 0:
                         await asyncio.sleep(held)
                     held_until = monotonic() + rules.wait_interval
-                self._check(gone)
+                self._check(gone, caller)
                 step = await claiming.claim()
                 if not isinstance(step, Wait):
                     return step
                 busy = step
 
-    def _check(self, gone: asyncio.Task[None]) -> None:
+    def _check(self, gone: asyncio.Task[None], caller: Caller) -> None:
         if gone.done():
             raise Gone
+        if caller.replaced:  # a start that is sent again learns what holds now
+            raise Problem("concurrent_request", retry_after=1.0)
         if self.stopping:
             raise Problem("concurrent_request", retry_after=1.0, close=True)
 
@@ -426,7 +431,7 @@ class _Claiming:
                 request = replace(request, fingerprint=others.pop(0))
                 continue
             if not isinstance(answer, Claimed):
-                return decide(answer, self.call.rules)
+                return _decided(answer, self.call.rules)
             spent = monotonic() - self.sent
             if spent > request.lease / RENEWALS_PER_LEASE and came_late(request, late, spent):
                 late += (answer,)
@@ -440,6 +445,14 @@ class _Claiming:
         if len(digests) == 1 or not call.rules.replace:
             return digests
         return known_digest(digests, await service.store.get(call.identity))
+
+
+def _decided(answer: Claim, rules: Rules) -> Step:
+    """Decide; a failure that cannot be read is one all the same."""
+    try:
+        return decide(answer, rules)
+    except SerializationError:
+        return Reject(PreviousFailure("Unknown", ""))
 
 
 @contextmanager

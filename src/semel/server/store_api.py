@@ -359,7 +359,7 @@ async def _watch(service: Service, caller: Caller, body: bytes, gone: asyncio.Fu
             if record is None or record.state is not PROCESSING or record.abandoned:
                 return wire.write_changed(changed=True)
             left = end - monotonic()
-            if left <= 0 or service.stopping or gone.done():
+            if left <= 0 or service.stopping or gone.done() or caller.replaced:
                 return wire.write_changed(changed=False)
             lease = (record.lease_until or record.now) - record.now
             await place.wait(min(place.pause(PAUSE), lease, left))

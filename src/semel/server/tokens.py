@@ -59,6 +59,8 @@ class Caller:
         self.rate = rate
         self.waiting = 0
         """How many of its starts wait."""
+        self.replaced = False
+        """Whether the file that was read last has no such token, or says something else of it."""
         self._left = 1.0 if rate is None else max(1.0, rate)
         self._at = time.monotonic()
 
@@ -120,7 +122,7 @@ class Tokens:
             table = tomllib.loads(Path(path).read_text("utf-8-sig"))
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: is not valid TOML: {error}") from error
         problems: list[str] = []
         callers = dict(_callers(table, problems))
@@ -133,6 +135,11 @@ class Tokens:
             if old is not None and vars_of(old) == vars_of(caller):
                 callers[digest] = old
         return cls(callers)
+
+    def replace(self, before: Tokens) -> None:
+        """Let those of `before` know that are not here any more: what waits for them must end."""
+        for digest, caller in before._callers.items():
+            caller.replaced = self._callers.get(digest) is not caller
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
         """Return the caller whose token the headers have; raise `unauthorized` for any other."""

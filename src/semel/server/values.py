@@ -43,7 +43,7 @@ def plain(stored: Encoded | None) -> Plain | Answered:
     reading = _Reading()
     try:
         value = reading.value(unpack(stored.data))
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):
+    except Exception:  # noqa: BLE001 - whoever may store can store anything
         raise ResultUnavailable("what is stored cannot be read") from None
     return Plain(value, reading.lossy)
 
@@ -72,6 +72,9 @@ _UNPACK: Final[Mapping[str, Callable[[bytes], Tree]]] = {
 """How the codecs that write plain trees are read, by their stored names."""
 
 
+_LEAVES: Final = (type(None), bool, float, str)
+
+
 class _Reading:
     """Reads one tree, and notes whether a type was lost."""
 
@@ -89,9 +92,13 @@ class _Reading:
             return self._lost(_base64(tree))
         if type(tree) is float and tree - tree != 0.0:  # infinite, or not a number
             return self._lost(repr(tree))
+        if type(tree) not in _LEAVES:  # an extension of MessagePack
+            raise TypeError
         return tree
 
     def _fields(self, trees: Mapping[str, Tree]) -> dict[str, Any]:
+        if not all(type(name) is str for name in trees):  # MessagePack's maps may have any keys
+            raise TypeError
         return {name: self.value(each) for name, each in trees.items()}
 
     def _integer(self, number: int) -> int | str:

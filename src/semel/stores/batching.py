@@ -432,11 +432,17 @@ def has_ended(first: asyncio.AbstractEventLoop | None, place: str) -> bool:
     return True
 
 
-class AsyncSlots:
+class AsyncSlots(ForkAware):
     """A limited number of slots for tasks, taken and given back as `thread_batching.Slots` are."""
 
     def __init__(self, count: int) -> None:
-        self._free = asyncio.Semaphore(count)
+        self._count = count
+        self.after_fork_in_child()
+        follow_forks(self)
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew: slots taken by the parent's tasks will never come back here."""
+        self._free = asyncio.Semaphore(self._count)
 
     async def get(
         self,

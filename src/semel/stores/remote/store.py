@@ -4,7 +4,8 @@
 Every request is safe to send twice. So one that meets a closed connection, a service that restarts,
 or a balancer whose server is gone is sent again, for half of `timeout` at most. An answer of the
 service itself is final. Requests that the service refuses in a batch are asked for alone where the
-others may have an answer.
+others may have an answer; so are renewals always, because attempts depend on them that have nothing
+to do with each other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final, Self, TypeVar
 
 from semel.core.process import ForkAware, follow_forks, notice_fork
 from semel.core.records import LISTINGS, Identity, RenewRequest, Request
-from semel.errors import StoreError, StoreUnavailable
+from semel.errors import StoreError, StoreRefused, StoreUnavailable
 from semel.stores.base import Store
 from semel.stores.listening import SAFETY, Backoff
 from semel.stores.remote import wire
@@ -94,7 +95,9 @@ class RemoteStore(Store):
         except wire.NotAnswered as refused:
             error = refused.error
             if not isinstance(error, StoreError):
-                raise error from None
+                if not _renew(requests):
+                    raise error from None
+                error = StoreRefused(str(error))
             if len(requests) == 1:
                 return [error]
         half = len(requests) // 2
@@ -103,7 +106,8 @@ class RemoteStore(Store):
 
     def _exchange(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """Send a batch; one that is refused as a whole raises `NotAnswered`."""
-        if all(isinstance(each, RenewRequest) for each in requests):
+        notice_fork()  # the parent's threads may have all slots
+        if _renew(requests):
             return self._answers(requests)
         try:
             slot = self._calls.get(timeout=self._timeout)
@@ -155,6 +159,10 @@ class RemoteStore(Store):
         except Unreachable as error:
             raise StoreUnavailable(f"{self.where} can't be reached: {error}") from error
         return wire.read_changed(reply, self.where)
+
+
+def _renew(requests: Sequence[Request[Any]]) -> bool:
+    return all(isinstance(each, RenewRequest) for each in requests)
 
 
 class Watches(ForkAware):

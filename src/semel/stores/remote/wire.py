@@ -79,6 +79,9 @@ MOST_BYTES: Final = 4 * 1024 * 1024
 MOST_SECONDS: Final = 25.0
 """The longest watch."""
 
+MOST_REMAINING: Final = 3600.0
+"""The most seconds that a service is told to have; a client may wait longer."""
+
 SERVICE_SHARE: Final = 0.8
 """For which part of the client's remaining time the service waits for its store."""
 
@@ -95,7 +98,7 @@ class Malformed(ValueError):
 
 class _Batch(Struct, forbid_unknown_fields=True):
     version: int
-    remaining: Annotated[float, Meta(gt=0, le=3600)]
+    remaining: Annotated[float, Meta(gt=0, le=MOST_REMAINING)]
     requests: Annotated[list[tuple[str, Raw]], Meta(max_length=MOST_REQUESTS)]
 
 
@@ -204,7 +207,8 @@ def chunks(requests: Sequence[Request[Any]]) -> Iterator[Sequence[Request[Any]]]
 def write_batch(requests: Sequence[Request[Any]], remaining: float, where: str) -> bytes:
     """Write a batch for the service that has `remaining` seconds to answer it."""
     pairs = [(VERBS[type(request)], request) for request in requests]
-    body = _encode({"version": VERSION, "remaining": max(remaining, 0.001), "requests": pairs})
+    told = min(max(remaining, 0.001), MOST_REMAINING)
+    body = _encode({"version": VERSION, "remaining": told, "requests": pairs})
     if len(body) > MOST_BYTES:
         raise too_large(requests, where)
     return body
