@@ -79,7 +79,7 @@ MOST_BYTES: Final = 4 * 1024 * 1024
 MOST_SECONDS: Final = 25.0
 """The longest watch."""
 
-PATIENCE: Final = 0.8
+STORE_SHARE: Final = 0.8
 """For which part of the client's remaining time the service waits for its store."""
 
 
@@ -238,7 +238,7 @@ def read_answers(reply: Reply, requests: Sequence[Request[Any]], where: str) -> 
             ) from garbled
     if reply.status == 413:  # noqa: PLR2004
         raise too_large(requests, where)
-    raise refusal(reply, where)
+    raise rejection(reply, where)
 
 
 def read_changed(reply: Reply, where: str) -> bool:
@@ -248,7 +248,7 @@ def read_changed(reply: Reply, where: str) -> bool:
             return _read_changed(reply.body).changed
         except ValueError as garbled:
             raise StoreUnavailable(f"the answer of {where} can't be read") from garbled
-    raise refusal(reply, where)
+    raise rejection(reply, where)
 
 
 def _answer(request: Request[Any], kind: str, raw: Raw) -> Any:
@@ -271,7 +271,7 @@ def passes(reply: Reply) -> bool:
 _PASSING: Final = {502, 503, 504}
 
 
-def refusal(reply: Reply, where: str) -> StoreError:
+def rejection(reply: Reply, where: str) -> StoreError:
     """Return the error that a reply without answers means."""
     problem, status = _problem(reply), reply.status
     said = problem.detail or f"HTTP status {status}"
