@@ -506,6 +506,23 @@ def test_under_hold_a_request_with_a_key_has_a_connection_of_its_own(holding, pr
     assert one == other
 
 
+@pytest.mark.parametrize("rule", ['failure = "final"', "max_attempts = 1", 'failure = "unknown"'])
+def test_a_connection_that_was_just_closed_costs_no_key(start, scripted, tmp_path, key, rule):
+    ran: list[bytes] = []
+
+    def talk(talking):
+        """Answer once, without a word that the connection ends there."""
+        ran.append(until(talking))
+        talking.sendall(OK)
+        until(talking)
+
+    (tmp_path / "semel.toml").write_text(f"[scopes.http]\n{rule}\n")
+    proxy = start(scripted(talk).url)
+    assert proxy.client.ask("GET", "/").body == b"ok"
+    assert proxy.client.post("/pay", key=key).body == b"ok"
+    assert len(ran) == 2
+
+
 ODD: dict[str, bytes] = {
     "nothing": b"",
     "no-HTTP": b"+PONG\r\n\r\n",

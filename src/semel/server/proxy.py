@@ -40,7 +40,7 @@ from semel.adapters.check_decorators import PROTECTED
 from semel.aio import AsyncIdempotency
 from semel.core.decide import NothingRan
 from semel.core.optional import Needed
-from semel.core.policy import Policy
+from semel.core.policy import Policy, Rules
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.http.options import MiddlewareOptions, check_header_name
@@ -149,9 +149,15 @@ def create_proxy(
     if tenant is not None:
         options["tenant"] = partial(_tenant_of, tenant)
     rules = idempotency.internals.setup.rules(options.get("scope", SCOPE), options.get("policy"))
-    protected = Protecting(Forwarder(upstream, fresh=rules.hold), idempotency, **options)
+    protected = Protecting(Forwarder(upstream, fresh=_lasts(rules)), idempotency, **options)
     strict = options.get("include") is not None or bool(options.get("exclude"))
     return Gateway(protected, tenant, strict=strict)
+
+
+def _lasts(rules: Rules) -> bool:
+    """Return whether a failure may stop the next attempt."""
+    runs_again = rules.failure in (None, "forget", "retryable")
+    return rules.hold or not runs_again or rules.max_attempts is not None
 
 
 def _tenant_header(name: str) -> bytes:
@@ -246,7 +252,8 @@ class Forwarder:
     """Forwards requests to the upstream; `fresh` gives each request with a key its own connection.
 
     A kept connection may have been closed a moment ago. The error looks as if the upstream had
-    broken off while it ran the request, which would be held.
+    broken off while it ran the request. Where the policy holds such a failure, makes it final, or
+    counts attempts, the key would be lost although nothing ran.
     """
 
     def __init__(self, upstream: Upstream, *, fresh: bool) -> None:
