@@ -301,6 +301,7 @@ def test_bodies_are_not_decompressed(proxy, key):
 REFUSED = {
     "GET @evil/": "invalid_target",
     "GET http://evil/pay": "invalid_target",
+    "POST /pay#fragment": "invalid_target",
     "GET evil": "invalid_target",
     "OPTIONS *": "invalid_target",
     "CONNECT evil:443": "not_implemented",
@@ -332,13 +333,39 @@ def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(proxy, fol
     assert (answer.status, answer.code, folder.runs(run)) == (400, "body_incomplete", 0)
 
 
+def test_chunks_of_http_1_0_are_refused(proxy, folder, run):
+    lines = [("Host", "shop"), ("Transfer-Encoding", "chunked"), ("X-Run", run)]
+    sent = head("POST", "/pay", lines).replace(b"HTTP/1.1", b"HTTP/1.0") + chunked([b"{}"])
+    answer = proxy.connect().send(sent).answer()
+    assert (answer.status, answer.code, folder.runs(run)) == (400, "body_incomplete", 0)
+
+
+def test_framing_with_underscores_does_not_pass(proxy):
+    lines = [("Content_Length", "99"), ("Transfer_Encoding", "chunked"), ("X_Other", "stays")]
+    names = [name for name, _ in seen(proxy.client.post("/seen", lines=lines))]
+    assert "x_other" in names
+    assert not {"content_length", "transfer_encoding"} & {*names}
+
+
 @pytest.mark.parametrize(
-    "path", ["/private/../pay", "/pay/.", "/private/%2e%2E/pay", "/a\\..\\pay"]
+    "path",
+    [
+        "/private/../pay",
+        "/private/..;/pay",
+        "/private/%2e%2E/pay",
+        "/a\\..\\pay",
+        "/pay/.",
+        "//pay",
+        "/%2Fpay",
+        "/\\pay",
+    ],
 )
-def test_no_dots_lead_past_the_patterns(shared, folder, run, path):
+def test_no_odd_parts_lead_past_the_patterns(shared, folder, run, path):
     for options in (("--include", "/pay", "--required"), ("--exclude", "/private/*", "--required")):
-        answer = shared(*options).client.post(path, run=run)
+        client = shared(*options).client
+        answer = client.post(path, run=run)
         assert (answer.status, answer.code, folder.runs(run)) == (400, "invalid_target", 0)
+        assert b"invalid_target" not in client.ask("GET", path).body
 
 
 def test_patterns_say_which_paths_need_a_key(shared, key):
@@ -389,6 +416,14 @@ def test_a_tenant_that_is_not_clear_is_refused(of_tenants, folder, run, names, k
         "/pay", key=run if keyed else None, run=run, lines=[(name, "ann") for name in names]
     )
     assert (answer.status, answer.code, folder.runs(run)) == (400, "invalid_tenant", 0)
+
+
+@pytest.mark.parametrize("named", ["X-Tenant", "close, x-tenant "])
+def test_connection_does_not_take_the_tenant_from_the_upstream(of_tenants, folder, key, run, named):
+    lines = [("X-Tenant", "ann"), ("Connection", named)]
+    for told in ({}, {"key": key}):
+        answer = of_tenants.client.post("/pay", run=run, lines=lines, **told)
+        assert (answer.status, answer.code, folder.runs(run)) == (400, "invalid_tenant", 0)
 
 
 def test_without_a_tenant_header_the_log_warns(proxy, of_tenants):
@@ -704,6 +739,9 @@ WRONG = {
     "http://127.0.0.1:1?a": "the upstream must be http://HOST:PORT",
     "http://127.0.0.1:1#a": "the upstream must be http://HOST:PORT",
     "http://b\u00fccher": "the upstream must be http://HOST:PORT",
+    "http://shop..example": "the upstream must be http://HOST:PORT",
+    f"http://{'a' * 64}.example": "the upstream must be http://HOST:PORT",
+    "http://127.0.0.1:0": "the upstream must be http://HOST:PORT",
 }
 
 

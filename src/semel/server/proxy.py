@@ -88,24 +88,32 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 _REBUILT: Final = _HOP_BY_HOP | {b"content-length", b"expect", b"forwarded", b"host"}
-"""Header lines of a request that are not passed on as they came."""
+"""Header lines of a request that are not passed on as they came, nor with underscores: servers that
+hand over variables, as CGI does, take `Content_Length` for the length.
+"""
 _FORWARDED: Final = b"x-forwarded-"
 
 _LAST_STATUS: Final = 599
 
 _REJECTED_METHODS: Final = frozenset({"CONNECT", "TRACE"})
-_DOTS: Final = re.compile(r"(?:^|[/\\])\.\.?(?:[/\\]|$)")
-"""A part of a path that means another one to some servers, and nothing to others."""
+_HARMLESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that pass whatever their path is."""
+_UNCLEAR: Final = re.compile(r"[/\\](?:\.\.?(?:[/\\;]|$)|[/\\])")
+"""Parts of a path that mean another one to some servers: `.` and `..`, also before a `;`, and empty
+ones.
+"""
 
 _PROBLEMS: Final[Mapping[str, Problem]] = {
     "body_incomplete": PROBLEMS["body_incomplete"],
     "invalid_target": Problem(
         400,
         "Target invalid",
-        "The target must be a path: it begins with / and has no . or .. part.",
+        "The target must be a path: it begins with / and has no #, and no ., .. or empty part.",
     ),
     "invalid_tenant": Problem(
-        400, "Tenant unclear", "Send the tenant's header once, with hyphens in its name."
+        400,
+        "Tenant unclear",
+        "Send the tenant's header once, with hyphens in its name, and not in Connection.",
     ),
     "not_implemented": Problem(
         501, "Not implemented", "The proxy doesn't forward CONNECT, TRACE, or WebSockets."
@@ -222,18 +230,22 @@ class Gateway:
         """Return the code of the problem that a request is; None = it may be forwarded."""
         headers = Headers(scope["headers"])
         upgrades = b",".join(headers.values(b"upgrade")).lower()
-        if scope["method"].upper() in _REJECTED_METHODS or b"websocket" in upgrades:
+        method = scope["method"].upper()
+        if method in _REJECTED_METHODS or b"websocket" in upgrades:
             return "not_implemented"
-        if not scope["raw_path"].startswith(b"/"):
-            return "invalid_target"  # to some servers it names another host
-        if self._strict and _DOTS.search(scope["path"]) is not None:
+        path = scope["raw_path"]
+        if not path.startswith(b"/") or b"#" in path:
+            return "invalid_target"  # to some servers it names another host, or ends at the #
+        if self._strict and method not in _HARMLESS and _UNCLEAR.search(scope["path"]) is not None:
             return "invalid_target"
-        if headers.values(b"transfer-encoding") and headers.values(b"content-length"):
+        if headers.values(b"transfer-encoding") and (
+            headers.values(b"content-length") or scope["http_version"] == "1.0"
+        ):
             return "body_incomplete"  # a gateway may have seen another end of it
         if self._tenant is not None:
             tenant = self._tenant
             names = [name for name, _ in headers.lines if name.replace(b"_", b"-") == tenant]
-            if names not in ([], [tenant]):
+            if names not in ([], [tenant]) or tenant in _named(headers.lines):
                 return "invalid_tenant"
         return None
 
@@ -296,7 +308,8 @@ class Forwarder:
         kept = [
             (name, value)
             for name, value in _end_to_end(headers.lines, _REBUILT)
-            if not name.replace(b"_", b"-").startswith(_FORWARDED)
+            if (alike := name.replace(b"_", b"-")) not in _REBUILT
+            and not alike.startswith(_FORWARDED)
         ]
         return h11.Request(
             method=scope["method"],
@@ -362,13 +375,18 @@ async def _send_answer(connection: Connection, send: Send) -> None:
 
 def _end_to_end(lines: Iterable[HeaderLine], dropped: frozenset[bytes]) -> list[HeaderLine]:
     """Leave out these header lines, and those that `Connection` names."""
-    named = {
+    named = _named(lines)
+    return [line for line in lines if line[0] not in dropped and line[0] not in named]
+
+
+def _named(lines: Iterable[HeaderLine]) -> frozenset[bytes]:
+    """Return the names that `Connection` lists."""
+    return frozenset(
         each.strip().lower()
         for name, value in lines
         if name == b"connection"
         for each in value.split(b",")
-    }
-    return [line for line in lines if line[0] not in dropped and line[0] not in named]
+    )
 
 
 # --- connections ---------------------------------------------------------------------------------
@@ -443,11 +461,13 @@ def _address(url: str) -> tuple[str, int, ssl.SSLContext | None, str]:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
         authority = parts.netloc.encode("ascii").decode()
+        (host or "").encode("idna")  # as asyncio does, for each request
     except ValueError:
         raise wrong from None
     if (
         parts.scheme not in _PORTS
         or not host
+        or port == 0
         or "@" in authority
         or parts.path not in {"", "/"}
         or parts.query
