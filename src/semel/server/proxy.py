@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
 import signal
 import socket
 import ssl
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from email.utils import formatdate
 from functools import partial
 from typing import Any, Final, Unpack, cast
@@ -488,6 +490,7 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._http = h11.Connection(h11.CLIENT, _LARGEST_HEAD)
         self._transport: asyncio.Transport
+        self._encrypted: bool
         self._arrived = bytearray()
         self._ended = False
         """Nothing more arrives."""
@@ -566,6 +569,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._transport = cast("asyncio.Transport", transport)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
         connected = transport.get_extra_info("socket")
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _PROBED:
@@ -588,9 +592,21 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note the end."""
+        if exc is not None and not self._broken and not self._encrypted:
+            self._read_the_rest()
         self._ended, self._broken = True, self._broken or exc is not None
         self._tell()
         self.resume_writing()
+
+    def _read_the_rest(self) -> None:
+        """Take what came before an error in writing, at which asyncio stops reading.
+
+        An upstream that responds early, such as with 413, and closes resets what is still sent.
+        """
+        number = self._transport.get_extra_info("socket").fileno()
+        with suppress(OSError):
+            while len(self._arrived) < _UNREAD and (data := os.read(number, _UNREAD)):
+                self._arrived += data
 
     def pause_writing(self) -> None:
         """Let the client wait."""
