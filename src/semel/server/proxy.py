@@ -18,6 +18,7 @@ import re
 import signal
 import socket
 import ssl
+import struct
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -52,6 +53,7 @@ from semel.http.requests import HeaderLine, Headers, Request
 with Needed("semel[server]", by=__name__):
     import h11
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from semel.server.running import Server, listen
 
@@ -225,6 +227,8 @@ class Gateway:
                 code, lines = error.code, ()
                 end = "the response is cut off" if begun else "the client gets 502"
                 logger.warning("upstream %s; %s", error, end)
+                if begun and scope["http_version"] == "1.0":
+                    scope.get("state", {}).get(_RESET, _nothing)()
         if code is not None and not begun:  # else uvicorn closes the connection before its end
             await send_answer(dated, problem(code, {}, lines=lines, among=_PROBLEMS))
 
@@ -643,6 +647,33 @@ class Options(Namespace):
     grace: float
 
 
+_RESET: Final = "semel.reset"
+
+
+class Protocol(H11Protocol):
+    """Lets the application reset a connection.
+
+    In HTTP/1.0 a response may end with its connection, so that only a reset shows that it was cut
+    off. nginx speaks HTTP/1.0 to what is behind it, unless it is told otherwise.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Begin."""
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, _RESET: partial(_reset, transport)}
+
+
+def _nothing() -> None:
+    """Stand for a reset where another server runs the proxy."""
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    with suppress(OSError):
+        linger = struct.pack("ii", 1, 0)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    transport.abort()
+
+
 class ProxyServer(Server):
     """Lets requests run for `grace` seconds after a signal; then it ends them."""
 
@@ -650,7 +681,7 @@ class ProxyServer(Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",  # whatever is installed: it is strict about where a body ends
+                http=Protocol,  # whatever is installed: it is strict about where a body ends
                 ws="none",
                 lifespan="on",
                 timeout_keep_alive=KEEP_ALIVE,
