@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import hashlib
 import http.client
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -18,7 +19,7 @@ from semel import Idempotency
 from semel.cli import main
 from server.node import Node
 from server.proxies import OK, Proxy, Scripted, free_port, until
-from web.client import Answer, chunked, head
+from web.client import HOST, PATIENCE, Answer, chunked, head
 from web.handlers import Folder
 from web.workers import eventually
 
@@ -326,6 +327,12 @@ def test_websockets_are_refused(proxy, folder, run):
     assert (answer.status, answer.code, folder.runs(run)) == (501, "not_implemented", 0)
 
 
+def test_an_upgrade_to_http_2_is_ignored_without_a_word(proxy):
+    lines = [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "A")]
+    assert proxy.client.ask("GET", "/seen", lines=lines).status == 200
+    assert "upgrade" not in proxy.log().lower()
+
+
 def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(proxy, folder, run):
     lines = [("Host", "shop"), ("Content-Length", "5"), ("Transfer-Encoding", "chunked")]
     sent = head("POST", "/pay", [*lines, ("X-Run", run)]) + chunked([b"{}"])
@@ -520,6 +527,21 @@ def test_an_answer_that_has_begun_is_cut_off_with_its_upstream(proxy, holding, k
         with pytest.raises(EOFError):
             each.client.post(f"/die_late/{size}", **told)
     assert holding.client.post(f"/die_late/{size}", key=f"{key}-2").code == "outcome_unknown"
+
+
+def test_to_http_1_0_a_response_that_was_cut_off_is_reset(start, scripted):
+    """Else it would look like one that ended with its connection."""
+
+    def talk(talking):
+        until(talking)
+        talking.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+
+    proxy = start(scripted(talk).url)
+    with socket.create_connection((HOST, proxy.port), PATIENCE) as client:
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        with pytest.raises(ConnectionResetError):
+            until(client, b"never")
+    proxy.wait_for("the response is cut off")
 
 
 def test_an_answer_too_large_to_be_kept_passes_and_never_runs_again(proxy, folder, key, run):
