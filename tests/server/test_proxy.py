@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import hashlib
 import http.client
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -18,7 +19,7 @@ from semel import Idempotency
 from semel.cli import main
 from server.node import Node
 from server.proxies import OK, Proxy, Scripted, free_port, until
-from web.client import Answer, chunked, head
+from web.client import HOST, PATIENCE, Answer, chunked, head
 from web.handlers import Folder
 from web.workers import eventually
 
@@ -301,6 +302,7 @@ def test_bodies_are_not_decompressed(proxy, key):
 REFUSED = {
     "GET @evil/": "invalid_target",
     "GET http://evil/pay": "invalid_target",
+    "POST /pay#fragment": "invalid_target",
     "GET evil": "invalid_target",
     "OPTIONS *": "invalid_target",
     "CONNECT evil:443": "not_implemented",
@@ -325,6 +327,12 @@ def test_websockets_are_refused(proxy, folder, run):
     assert (answer.status, answer.code, folder.runs(run)) == (501, "not_implemented", 0)
 
 
+def test_an_upgrade_to_http_2_is_ignored_without_a_word(proxy):
+    lines = [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "A")]
+    assert proxy.client.ask("GET", "/seen", lines=lines).status == 200
+    assert "upgrade" not in proxy.log().lower()
+
+
 def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(proxy, folder, run):
     lines = [("Host", "shop"), ("Content-Length", "5"), ("Transfer-Encoding", "chunked")]
     sent = head("POST", "/pay", [*lines, ("X-Run", run)]) + chunked([b"{}"])
@@ -332,13 +340,39 @@ def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(proxy, fol
     assert (answer.status, answer.code, folder.runs(run)) == (400, "body_incomplete", 0)
 
 
+def test_chunks_of_http_1_0_are_refused(proxy, folder, run):
+    lines = [("Host", "shop"), ("Transfer-Encoding", "chunked"), ("X-Run", run)]
+    sent = head("POST", "/pay", lines).replace(b"HTTP/1.1", b"HTTP/1.0") + chunked([b"{}"])
+    answer = proxy.connect().send(sent).answer()
+    assert (answer.status, answer.code, folder.runs(run)) == (400, "body_incomplete", 0)
+
+
+def test_framing_with_underscores_does_not_pass(proxy):
+    lines = [("Content_Length", "99"), ("Transfer_Encoding", "chunked"), ("X_Other", "stays")]
+    names = [name for name, _ in seen(proxy.client.post("/seen", lines=lines))]
+    assert "x_other" in names
+    assert not {"content_length", "transfer_encoding"} & {*names}
+
+
 @pytest.mark.parametrize(
-    "path", ["/private/../pay", "/pay/.", "/private/%2e%2E/pay", "/a\\..\\pay"]
+    "path",
+    [
+        "/private/../pay",
+        "/private/..;/pay",
+        "/private/%2e%2E/pay",
+        "/a\\..\\pay",
+        "/pay/.",
+        "//pay",
+        "/%2Fpay",
+        "/\\pay",
+    ],
 )
-def test_no_dots_lead_past_the_patterns(shared, folder, run, path):
+def test_no_odd_parts_lead_past_the_patterns(shared, folder, run, path):
     for options in (("--include", "/pay", "--required"), ("--exclude", "/private/*", "--required")):
-        answer = shared(*options).client.post(path, run=run)
+        client = shared(*options).client
+        answer = client.post(path, run=run)
         assert (answer.status, answer.code, folder.runs(run)) == (400, "invalid_target", 0)
+        assert b"invalid_target" not in client.ask("GET", path).body
 
 
 def test_patterns_say_which_paths_need_a_key(shared, key):
@@ -389,6 +423,14 @@ def test_a_tenant_that_is_not_clear_is_refused(of_tenants, folder, run, names, k
         "/pay", key=run if keyed else None, run=run, lines=[(name, "ann") for name in names]
     )
     assert (answer.status, answer.code, folder.runs(run)) == (400, "invalid_tenant", 0)
+
+
+@pytest.mark.parametrize("named", ["X-Tenant", "close, x-tenant "])
+def test_connection_does_not_take_the_tenant_from_the_upstream(of_tenants, folder, key, run, named):
+    lines = [("X-Tenant", "ann"), ("Connection", named)]
+    for told in ({}, {"key": key}):
+        answer = of_tenants.client.post("/pay", run=run, lines=lines, **told)
+        assert (answer.status, answer.code, folder.runs(run)) == (400, "invalid_tenant", 0)
 
 
 def test_without_a_tenant_header_the_log_warns(proxy, of_tenants):
@@ -487,6 +529,21 @@ def test_an_answer_that_has_begun_is_cut_off_with_its_upstream(proxy, holding, k
     assert holding.client.post(f"/die_late/{size}", key=f"{key}-2").code == "outcome_unknown"
 
 
+def test_to_http_1_0_a_response_that_was_cut_off_is_reset(start, scripted):
+    """Else it would look like one that ended with its connection."""
+
+    def talk(talking):
+        until(talking)
+        talking.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+
+    proxy = start(scripted(talk).url)
+    with socket.create_connection((HOST, proxy.port), PATIENCE) as client:
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        with pytest.raises(ConnectionResetError):
+            until(client, b"never")
+    proxy.wait_for("the response is cut off")
+
+
 def test_an_answer_too_large_to_be_kept_passes_and_never_runs_again(proxy, folder, key, run):
     answer = proxy.client.post("/large_chunks/2000", key=key, run=run)
     assert len(answer.body) == 2000 * 1024
@@ -504,6 +561,23 @@ def test_under_hold_a_request_with_a_key_has_a_connection_of_its_own(holding, pr
     assert len({first, *with_keys}) == 3
     one, other = (proxy.client.post("/seen", key=f"{key}-{n}").json["port"] for n in "ab")
     assert one == other
+
+
+@pytest.mark.parametrize("rule", ['failure = "final"', "max_attempts = 1", 'failure = "unknown"'])
+def test_a_connection_that_was_just_closed_costs_no_key(start, scripted, tmp_path, key, rule):
+    ran: list[bytes] = []
+
+    def talk(talking):
+        """Answer once, without a word that the connection ends there."""
+        ran.append(until(talking))
+        talking.sendall(OK)
+        until(talking)
+
+    (tmp_path / "semel.toml").write_text(f"[scopes.http]\n{rule}\n")
+    proxy = start(scripted(talk).url)
+    assert proxy.client.ask("GET", "/").body == b"ok"
+    assert proxy.client.post("/pay", key=key).body == b"ok"
+    assert len(ran) == 2
 
 
 ODD: dict[str, bytes] = {
@@ -687,6 +761,9 @@ WRONG = {
     "http://127.0.0.1:1?a": "the upstream must be http://HOST:PORT",
     "http://127.0.0.1:1#a": "the upstream must be http://HOST:PORT",
     "http://b\u00fccher": "the upstream must be http://HOST:PORT",
+    "http://shop..example": "the upstream must be http://HOST:PORT",
+    f"http://{'a' * 64}.example": "the upstream must be http://HOST:PORT",
+    "http://127.0.0.1:0": "the upstream must be http://HOST:PORT",
 }
 
 

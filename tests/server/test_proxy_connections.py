@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 from collections.abc import AsyncIterator, Callable
 
 import h11
@@ -128,6 +129,22 @@ async def test_an_answer_that_came_before_the_connection_broke_is_read(server):
     with pytest.raises(UpstreamBroken, match="broke off"):
         await connection.event()
     connection.abort()
+
+
+async def test_an_answer_that_was_not_read_when_the_connection_broke_is_read(server):
+    """An upstream responds before it has read the request, and closes: writing fails."""
+    connection = await server.upstream.connect(fresh=False)
+    _, writer = await server.accepted.get()
+    connection.put(GET)
+    connection._transport.pause_reading()
+    writer.write(OK)
+    select.select([connection._transport.get_extra_info("socket")], [], [])
+    connection.connection_lost(BrokenPipeError())
+    assert type(await connection.event()) is h11.Response
+    assert (await connection.event()).data == b"ok"
+    assert type(await connection.event()) is h11.EndOfMessage
+    connection.abort()
+    writer.close()
 
 
 async def test_an_answer_that_is_broken_off_here_is_not_whole(server):

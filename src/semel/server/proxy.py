@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
 import signal
 import socket
 import ssl
+import struct
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from email.utils import formatdate
 from functools import partial
 from typing import Any, Final, Unpack, cast
@@ -40,7 +43,7 @@ from semel.adapters.check_decorators import PROTECTED
 from semel.aio import AsyncIdempotency
 from semel.core.decide import NothingRan
 from semel.core.optional import Needed
-from semel.core.policy import Policy
+from semel.core.policy import Policy, Rules
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.http.options import MiddlewareOptions, check_header_name
@@ -50,6 +53,7 @@ from semel.http.requests import HeaderLine, Headers, Request
 with Needed("semel[server]", by=__name__):
     import h11
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from semel.server.running import Server, listen
 
@@ -88,24 +92,32 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 _REBUILT: Final = _HOP_BY_HOP | {b"content-length", b"expect", b"forwarded", b"host"}
-"""Header lines of a request that are not passed on as they came."""
+"""Header lines of a request that are not passed on as they came, nor with underscores: servers that
+hand over variables, as CGI does, take `Content_Length` for the length.
+"""
 _FORWARDED: Final = b"x-forwarded-"
 
 _LAST_STATUS: Final = 599
 
 _REJECTED_METHODS: Final = frozenset({"CONNECT", "TRACE"})
-_DOTS: Final = re.compile(r"(?:^|[/\\])\.\.?(?:[/\\]|$)")
-"""A part of a path that means another one to some servers, and nothing to others."""
+_HARMLESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that pass whatever their path is."""
+_UNCLEAR: Final = re.compile(r"[/\\](?:\.\.?(?:[/\\;]|$)|[/\\])")
+"""Parts of a path that mean another one to some servers: `.` and `..`, also before a `;`, and empty
+ones.
+"""
 
 _PROBLEMS: Final[Mapping[str, Problem]] = {
     "body_incomplete": PROBLEMS["body_incomplete"],
     "invalid_target": Problem(
         400,
         "Target invalid",
-        "The target must be a path: it begins with / and has no . or .. part.",
+        "The target must be a path: it begins with / and has no #, and no ., .. or empty part.",
     ),
     "invalid_tenant": Problem(
-        400, "Tenant unclear", "Send the tenant's header once, with hyphens in its name."
+        400,
+        "Tenant unclear",
+        "Send the tenant's header once, with hyphens in its name, and not in Connection.",
     ),
     "not_implemented": Problem(
         501, "Not implemented", "The proxy doesn't forward CONNECT, TRACE, or WebSockets."
@@ -149,9 +161,15 @@ def create_proxy(
     if tenant is not None:
         options["tenant"] = partial(_tenant_of, tenant)
     rules = idempotency.internals.setup.rules(options.get("scope", SCOPE), options.get("policy"))
-    protected = Protecting(Forwarder(upstream, fresh=rules.hold), idempotency, **options)
+    protected = Protecting(Forwarder(upstream, fresh=_lasts(rules)), idempotency, **options)
     strict = options.get("include") is not None or bool(options.get("exclude"))
     return Gateway(protected, tenant, strict=strict)
+
+
+def _lasts(rules: Rules) -> bool:
+    """Return whether a failure may stop the next attempt."""
+    runs_again = rules.failure in (None, "forget", "retryable")
+    return rules.hold or not runs_again or rules.max_attempts is not None
 
 
 def _tenant_header(name: str) -> bytes:
@@ -209,6 +227,8 @@ class Gateway:
                 code, lines = error.code, ()
                 end = "the response is cut off" if begun else "the client gets 502"
                 logger.warning("upstream %s; %s", error, end)
+                if begun and scope["http_version"] == "1.0":
+                    scope.get("state", {}).get(_RESET, _nothing)()
         if code is not None and not begun:  # else uvicorn closes the connection before its end
             await send_answer(dated, problem(code, {}, lines=lines, among=_PROBLEMS))
 
@@ -216,18 +236,22 @@ class Gateway:
         """Return the code of the problem that a request is; None = it may be forwarded."""
         headers = Headers(scope["headers"])
         upgrades = b",".join(headers.values(b"upgrade")).lower()
-        if scope["method"].upper() in _REJECTED_METHODS or b"websocket" in upgrades:
+        method = scope["method"].upper()
+        if method in _REJECTED_METHODS or b"websocket" in upgrades:
             return "not_implemented"
-        if not scope["raw_path"].startswith(b"/"):
-            return "invalid_target"  # to some servers it names another host
-        if self._strict and _DOTS.search(scope["path"]) is not None:
+        path = scope["raw_path"]
+        if not path.startswith(b"/") or b"#" in path:
+            return "invalid_target"  # to some servers it names another host, or ends at the #
+        if self._strict and method not in _HARMLESS and _UNCLEAR.search(scope["path"]) is not None:
             return "invalid_target"
-        if headers.values(b"transfer-encoding") and headers.values(b"content-length"):
+        if headers.values(b"transfer-encoding") and (
+            headers.values(b"content-length") or scope["http_version"] == "1.0"
+        ):
             return "body_incomplete"  # a gateway may have seen another end of it
         if self._tenant is not None:
             tenant = self._tenant
             names = [name for name, _ in headers.lines if name.replace(b"_", b"-") == tenant]
-            if names not in ([], [tenant]):
+            if names not in ([], [tenant]) or tenant in _named(headers.lines):
                 return "invalid_tenant"
         return None
 
@@ -246,7 +270,8 @@ class Forwarder:
     """Forwards requests to the upstream; `fresh` gives each request with a key its own connection.
 
     A kept connection may have been closed a moment ago. The error looks as if the upstream had
-    broken off while it ran the request, which would be held.
+    broken off while it ran the request. Where the policy holds such a failure, makes it final, or
+    counts attempts, the key would be lost although nothing ran.
     """
 
     def __init__(self, upstream: Upstream, *, fresh: bool) -> None:
@@ -289,7 +314,8 @@ class Forwarder:
         kept = [
             (name, value)
             for name, value in _end_to_end(headers.lines, _REBUILT)
-            if not name.replace(b"_", b"-").startswith(_FORWARDED)
+            if (alike := name.replace(b"_", b"-")) not in _REBUILT
+            and not alike.startswith(_FORWARDED)
         ]
         return h11.Request(
             method=scope["method"],
@@ -355,13 +381,18 @@ async def _send_answer(connection: Connection, send: Send) -> None:
 
 def _end_to_end(lines: Iterable[HeaderLine], dropped: frozenset[bytes]) -> list[HeaderLine]:
     """Leave out these header lines, and those that `Connection` names."""
-    named = {
+    named = _named(lines)
+    return [line for line in lines if line[0] not in dropped and line[0] not in named]
+
+
+def _named(lines: Iterable[HeaderLine]) -> frozenset[bytes]:
+    """Return the names that `Connection` lists."""
+    return frozenset(
         each.strip().lower()
         for name, value in lines
         if name == b"connection"
         for each in value.split(b",")
-    }
-    return [line for line in lines if line[0] not in dropped and line[0] not in named]
+    )
 
 
 # --- connections ---------------------------------------------------------------------------------
@@ -436,11 +467,13 @@ def _address(url: str) -> tuple[str, int, ssl.SSLContext | None, str]:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
         authority = parts.netloc.encode("ascii").decode()
+        (host or "").encode("idna")  # as asyncio does, for each request
     except ValueError:
         raise wrong from None
     if (
         parts.scheme not in _PORTS
         or not host
+        or port == 0
         or "@" in authority
         or parts.path not in {"", "/"}
         or parts.query
@@ -461,6 +494,7 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._http = h11.Connection(h11.CLIENT, _LARGEST_HEAD)
         self._transport: asyncio.Transport
+        self._encrypted: bool
         self._arrived = bytearray()
         self._ended = False
         """Nothing more arrives."""
@@ -539,6 +573,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._transport = cast("asyncio.Transport", transport)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
         connected = transport.get_extra_info("socket")
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _PROBED:
@@ -561,9 +596,21 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note the end."""
+        if exc is not None and not self._broken and not self._encrypted:
+            self._read_the_rest()
         self._ended, self._broken = True, self._broken or exc is not None
         self._tell()
         self.resume_writing()
+
+    def _read_the_rest(self) -> None:
+        """Take what came before an error in writing, at which asyncio stops reading.
+
+        An upstream that responds early, such as with 413, and closes resets what is still sent.
+        """
+        number = self._transport.get_extra_info("socket").fileno()
+        with suppress(OSError):
+            while len(self._arrived) < _UNREAD and (data := os.read(number, _UNREAD)):
+                self._arrived += data
 
     def pause_writing(self) -> None:
         """Let the client wait."""
@@ -600,6 +647,33 @@ class Options(Namespace):
     grace: float
 
 
+_RESET: Final = "semel.reset"
+
+
+class Protocol(H11Protocol):
+    """Lets the application reset a connection.
+
+    In HTTP/1.0 a response may end with its connection, so that only a reset shows that it was cut
+    off. nginx speaks HTTP/1.0 to what is behind it, unless it is told otherwise.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Begin."""
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, _RESET: partial(_reset, transport)}
+
+
+def _nothing() -> None:
+    """Stand for a reset where another server runs the proxy."""
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    with suppress(OSError):
+        linger = struct.pack("ii", 1, 0)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    transport.abort()
+
+
 class ProxyServer(Server):
     """Lets requests run for `grace` seconds after a signal; then it ends them."""
 
@@ -607,7 +681,7 @@ class ProxyServer(Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",  # whatever is installed: it is strict about where a body ends
+                http=Protocol,  # whatever is installed: it is strict about where a body ends
                 ws="none",
                 lifespan="on",
                 timeout_keep_alive=KEEP_ALIVE,

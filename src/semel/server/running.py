@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import resource
 import signal
@@ -126,6 +127,10 @@ def setup_of(url: str | None, prefix: str | None) -> Setup:
 class Server(uvicorn.Server):
     """A server whose signals are ours."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone: uvicorn raises SIGTERM again, and the exit code would be 143."""
@@ -136,6 +141,11 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out that WebSockets are off: Java's client asks for HTTP/2 by an upgrade each time."""
+    return "upgrade request" not in str(record.msg) and "WebSocket library" not in str(record.msg)
 
 
 def serve(options: Options, say: Callable[[str], None]) -> int:

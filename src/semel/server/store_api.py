@@ -129,7 +129,7 @@ async def _send(service: Service, caller: Caller, body: bytes) -> bytes:
     if claims:
         caller.count(claims)
     try:
-        answers = await _within(remaining * wire.SERVICE_SHARE, _answers(service.store, requests))
+        answers = await _within(remaining * wire.STORE_SHARE, _answers(service.store, requests))
     except StoreError as error:
         problem = service.store_problem(error, caller)
         problem.extra["error"] = error.code

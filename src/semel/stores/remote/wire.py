@@ -82,7 +82,7 @@ MOST_SECONDS: Final = 25.0
 MOST_REMAINING: Final = 3600.0
 """The most seconds that a service is told to have; a client may wait longer."""
 
-SERVICE_SHARE: Final = 0.8
+STORE_SHARE: Final = 0.8
 """For which part of the client's remaining time the service waits for its store."""
 
 
