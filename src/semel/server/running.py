@@ -95,7 +95,7 @@ def most_waiting(asked: int | None) -> int:
     return asked
 
 
-def room_for_connections() -> float:
+def most_connections() -> float:
     """Return how many clients may be connected at a time."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -230,7 +230,7 @@ def _config(app: Starlette, options: Options) -> uvicorn.Config:
         config.load()
     except OSError as error:  # of files, and of TLS
         raise ConfigError(f"--tls-cert, --tls-key: cannot be used: {error}") from error
-    bounded: Any = Connections(config.http_protocol_class, room_for_connections())
+    bounded: Any = Connections(config.http_protocol_class, most_connections())
     config.http_protocol_class = bounded
     return config
 
