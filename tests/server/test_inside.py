@@ -62,10 +62,13 @@ async def test_a_request_that_is_cut_off_at_the_end_is_to_be_sent_again(inside, 
         raise asyncio.CancelledError
 
     inside.store.ask = cut_off
-    answer = await client.post("/v1/start", json={"scope": "s", "key": "k"})
-    assert (answer.status_code, answer.json()["code"]) == (503, "store_error")
-    assert answer.headers["retry-after"] == "1"
-    assert answer.headers["connection"] == "close"
+    for answer in (
+        await client.post("/v1/start", json={"scope": "s", "key": "k"}),
+        await client.get("/ready"),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (503, "store_error")
+        assert answer.headers["retry-after"] == "1"
+        assert answer.headers["connection"] == "close"
 
 
 async def test_a_service_that_stops_is_not_ready(inside, client):

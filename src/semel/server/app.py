@@ -5,6 +5,7 @@ This module is HTTP. What the verbs do is in `service`, what they take and answe
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
@@ -131,7 +132,11 @@ def _ready(service: Service) -> Callable[[Request], Awaitable[Response]]:
     async def answer(_: Request) -> Response:
         if service.stopping:
             raise Problem("store_error", "The service is stopping.", close=True)
-        if await service.ready() is not None:
+        try:
+            error = await service.ready()
+        except asyncio.CancelledError:  # the end of `--grace`
+            raise Problem("store_error", "The service has stopped.", close=True) from None
+        if error is not None:
             raise Problem("store_error")
         return JSONResponse({"status": "ready"}, headers=_NO_STORE)
 
