@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.server import store_api
-from semel.server.bodies import Authenticate, client_left, media_type_of, read_body
+from semel.server.bodies import Authenticate, client_left, read_request
 from semel.server.metrics import Metrics
 from semel.server.openapi import document
 from semel.server.problems import Problem, problem_response
@@ -98,9 +98,8 @@ def _verb(
 
     async def answer(request: Request) -> Response:
         arrived = monotonic()
-        caller = tenants(request)
-        media_type = media_type_of(request)
-        asked = unpack(await read_body(request), media_type, verb.asks)
+        caller, media_type, body = await read_request(request, tenants)
+        asked = unpack(body, media_type, verb.asks)
         caller.require("use", asked.scope if isinstance(asked, Named) else UNSET)
         if name == "start":
             told = await run(caller, asked, arrived, partial(client_left, request))

@@ -57,7 +57,7 @@ from semel.errors import (
     StoreError,
     StoreUnavailable,
 )
-from semel.server.bodies import Authenticate, client_left, media_type_of, read_body
+from semel.server.bodies import Authenticate, client_left, read_request
 from semel.server.problems import Problem
 from semel.server.service import Service
 from semel.server.tokens import Caller
@@ -94,10 +94,10 @@ def routes(service: Service, authenticate: Authenticate) -> list[Route]:
     """Return the routes of the store."""
 
     async def body(request: HttpRequest) -> tuple[Caller, bytes]:
-        caller = authenticate(request)
-        if media_type_of(request) != MSGPACK:
+        caller, media_type, sent = await read_request(request, authenticate)
+        if media_type != MSGPACK:
             raise Problem("unsupported_media_type", f"{request.url.path} takes {MSGPACK}")
-        return caller, await read_body(request)
+        return caller, sent
 
     async def send(request: HttpRequest) -> Response:
         caller, sent = await body(request)
