@@ -25,7 +25,7 @@ from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.server.app import create_app, is_loopback
-from semel.server.connections import AT_ONCE, Connections
+from semel.server.connections import AT_ONCE, HEAD_WITHIN, Connections
 from semel.server.service import Service
 from semel.server.tokens import Tokens
 from semel.stores.urls import open_async_store
@@ -133,9 +133,24 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. A small `backlog` of uvicorn's lets asyncio take few at once, not wait few."""
-        await super().startup(sockets)
+        with contextlib.ExitStack() as stack:
+            if self.config.ssl is not None:
+                stack.enter_context(_handshakes_end())
+            await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
+
+
+@contextlib.contextmanager
+def _handshakes_end() -> Iterator[None]:
+    """Let servers that begin meanwhile wait shorter for TLS; uvicorn has no setting for it."""
+    loop = asyncio.get_running_loop()
+    created = partial(loop.create_server, ssl_handshake_timeout=HEAD_WITHIN)
+    vars(loop)["create_server"] = created
+    try:
+        yield
+    finally:
+        del vars(loop)["create_server"]
 
 
 def serve(options: Options, say: Callable[[str], None]) -> int:
