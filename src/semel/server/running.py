@@ -15,7 +15,7 @@ import socket
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from msgspec import UNSET
@@ -25,7 +25,7 @@ from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.server.app import create_app, is_loopback
-from semel.server.connections import AT_ONCE, HEAD_WITHIN, Connections
+from semel.server.connections import AT_ONCE, HEAD_WITHIN, bound
 from semel.server.service import Service
 from semel.server.tokens import Tokens
 from semel.stores.urls import open_async_store
@@ -235,8 +235,7 @@ def _config(app: Starlette, options: Options) -> uvicorn.Config:
         config.load()
     except OSError as error:  # of files, and of TLS
         raise ConfigError(f"--tls-cert, --tls-key: cannot be used: {error}") from error
-    bounded: Any = Connections(config.http_protocol_class, room_for_connections())
-    config.http_protocol_class = bounded
+    bound(config, room_for_connections())
     return config
 
 
