@@ -13,9 +13,11 @@ from semel.core.records import FAILURE, ClaimRequest, Encoded, GetRequest, Ident
 from semel.errors import StoreUnavailable
 from semel.server.app import create_app
 from semel.server.bodies import client_left
-from semel.server.running import setup_of
+from semel.server.running import Options, reload, setup_of
 from semel.server.service import Service
+from semel.server.tokens import Tokens
 from semel.stores.memory import AsyncMemoryStore
+from semel.stores.remote import wire
 
 
 @pytest.fixture
@@ -62,10 +64,41 @@ async def test_a_request_that_is_cut_off_at_the_end_is_to_be_sent_again(inside, 
         raise asyncio.CancelledError
 
     inside.store.ask = cut_off
-    answer = await client.post("/v1/start", json={"scope": "s", "key": "k"})
-    assert (answer.status_code, answer.json()["code"]) == (503, "store_error")
-    assert answer.headers["retry-after"] == "1"
-    assert answer.headers["connection"] == "close"
+    for answer in (
+        await client.post("/v1/start", json={"scope": "s", "key": "k"}),
+        await client.get("/ready"),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (503, "store_error")
+        assert answer.headers["retry-after"] == "1"
+        assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("path", ["/v1/start", wire.SEND])
+async def test_a_token_that_is_taken_back_while_the_body_comes_gets_nothing(
+    inside, tmp_path, make_token, path
+):
+    one, other = (make_token(name, ["use", "store"], ["*"]) for name in ("one", "other"))
+    file = tmp_path / "tokens.toml"
+    file.write_text(one.table + other.table)
+    app = create_app(inside, Tokens.load(file))
+    claim = ClaimRequest(Identity("s", "k"), b"o" * 12, None, 9.0, 9.0)
+    if path == wire.SEND:
+        media_type, body = wire.CONTENT_TYPE, wire.write_batch([claim], 9.0, "here")
+    else:
+        media_type, body = "application/json", b'{"scope": "s", "key": "k"}'
+
+    async def arriving():
+        yield body[:9]
+        file.write_text(other.table)
+        reload(app, inside, Options(url="memory://", store_prefix=None, tokens=str(file)))
+        yield body[9:]
+
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for token, status in ((one, 401), (other, 200)):
+            headers = {"Content-Type": media_type, "Authorization": f"Bearer {token.text}"}
+            answer = await client.post(path, content=arriving(), headers=headers)
+            assert answer.status_code == status
 
 
 async def test_a_service_that_stops_is_not_ready(inside, client):

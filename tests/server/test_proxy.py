@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import hashlib
 import http.client
+import resource
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -694,6 +695,29 @@ def test_an_event_stream_with_a_key_passes_live_and_ends_with_its_client(proxy, 
     assert b"idempotent-unprotected: stream" in connection.until(b"data: 1").lower()
     connection.leave()
     eventually(lambda: folder.runs(f"closed-{run}") == 1, "Node to see the end")
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /pay HTTP/1.1\r\nHost: shop\r\n"])
+def test_connections_that_ask_nothing_leave_room_for_requests(start, node, folder, key, sent):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))  # a child inherits it
+    try:
+        proxy = start(node.url, "--tenant-header", "X-Tenant")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    lines = [("X-Tenant", "ann")]
+    running = proxy.client.open("POST", f"/wait/{key}", key=key, lines=lines, run=key)
+    eventually(lambda: folder.runs(key) == 1, "a request to run")
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.callback(proxy.connect().send(sent).leave)
+        assert proxy.client.post("/pay", key=f"{key}-2", lines=lines).status == 201
+    assert "out of system resource" not in proxy.log()
+    folder.open_gate(key)
+    assert running.answer().status == 201
 
 
 # --- the process ---------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ from time import monotonic
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 
 from semel.cli import main
 from semel.errors import ConfigError
-from semel.server import connections
+from semel.server import connections, running
 from semel.server.running import RESERVED, Options, check_address, most_waiting
 
 PATIENCE = 60.0
@@ -148,11 +149,15 @@ def test_a_service_cannot_be_switched_off(capsys, tmp_path, monkeypatch):
     assert "cannot run unprotected" in capsys.readouterr().err
 
 
-def test_it_answers_over_tls(service, tmp_path, make_token):
+def make_certificate(folder):
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     files = ["-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run([*make, *names, *files], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([*make, *names, *files], cwd=folder, check=True, capture_output=True)
+
+
+def test_it_answers_over_tls(service, tmp_path, make_token):
+    make_certificate(tmp_path)
     shop = make_token("shop", ["use"], ["*"])
     (tmp_path / "tokens.toml").write_text(shop.table)
     certificate = ("--tls-cert", "cert.pem", "--tls-key", "key.pem")
@@ -425,6 +430,24 @@ async def test_a_connection_ends_whose_request_does_not_come(monkeypatch):
         assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
     writer.close()
     server.close()
+
+
+async def test_a_connection_ends_whose_handshake_does_not_begin(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "HEAD_WITHIN", 0.05)
+    make_certificate(tmp_path)
+    files = {"ssl_certfile": tmp_path / "cert.pem", "ssl_keyfile": tmp_path / "key.pem"}
+    server = running.Server(uvicorn.Config(None, lifespan="off", log_config=None, **files))
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    listener, _ = running.listen("127.0.0.1", 0)
+    with listener:
+        await server.startup([listener])
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        with contextlib.suppress(ConnectionError):
+            # Before asyncio's own limit, which is 60 seconds.
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+        server.servers[0].close()
 
 
 def test_a_client_that_still_sends_gets_its_answer(service, tmp_path, make_token):

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.facade import PATIENCE, wait_until
+from engines.facade import KINDS, PATIENCE, wait_until
 from semel.core import audit
 from semel.core.records import (
     AUDIT_SCOPE,
@@ -42,11 +42,12 @@ from semel.errors import (
     StoreUnavailable,
     ValueRejected,
 )
+from semel.server import store_api
 from semel.server.tokens import checked_table, new_token
 from semel.stores.memory import AsyncMemoryStore
 from semel.stores.remote import wire
-from semel.stores.urls import open_store
-from semel.testing import AsyncFaultyStore, LoseReply, Refuse
+from semel.stores.urls import open_async_store, open_store
+from semel.testing import AsyncFaultyStore, LoseReply, Refuse, StoreDriver
 from semel.testing.faults import VERBS
 from server.remote_given import ANNA, BERT, ERROR, KEY, LONG, RED, RESULT, RUN_INFO, served
 
@@ -502,6 +503,64 @@ def test_an_error_that_comes_after_the_service_gave_up_is_nobodys(served):
     assert Tenant(served).send(claim(), remaining=0.05)["code"] == "store_error"
     served.on_loop(_set(failing))
     wait_until(lambda: failing.gone)
+
+
+# --- how much one answer carries -----------------------------------------------------------------
+
+
+def stored(anyone, count, result):
+    identities = [Identity("large", str(number)) for number in range(count)]
+    for each in identities:
+        assert anyone.send(PutRequest(each, ANNA, result, LONG)) == [True]
+    return identities
+
+
+@pytest.mark.parametrize("ask", [GetRequest, claim])
+def test_a_batch_with_too_many_results_is_to_be_split(anyone, store, monkeypatch, ask):
+    monkeypatch.setattr(store_api, "MOST_ANSWERED", 2 << 20)
+    large = Encoded("raw", bytes(1 << 20))
+    [identity] = stored(anyone, 1, large)
+    store.calls.clear()
+    told = anyone.send(*[ask(identity)] * 1000)
+    assert (told["status"], told["code"]) == (413, "body_too_large")
+    assert told["detail"] == "The results that were asked for have more than 2 MB together."
+    assert len(store.calls) == 1  # no more than these are read
+    assert len(anyone.send(ask(identity), ask(identity))) == 2
+    monkeypatch.setattr(store_api, "MOST_ANSWERED", 1)
+    [answer] = anyone.send(ask(identity))  # alone: any result has an answer
+    assert answer.outcome == large
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_gets_large_results_in_several_answers(served, anyone, monkeypatch, kind):
+    monkeypatch.setattr(store_api, "MOST_ANSWERED", 2 << 20)
+    large = Encoded("raw", bytes(1 << 20))
+    identities = stored(anyone, 9, large)
+    opener = open_store if kind == "threads" else open_async_store
+    driven = StoreDriver(opener(served.url, timeout=PATIENCE))
+    with contextlib.closing(driven):
+        answers = driven.send([claim(each) for each in identities])
+        assert [each.outcome for each in answers] == [large] * 9
+        records = driven.get_many([*identities, PAY])
+        assert [each and each.outcome for each in records] == [large] * 9 + [None]
+
+
+def test_what_answers_no_results_goes_to_the_store_at_once(anyone, store):
+    many = [RenewRequest(Identity("s", str(number)), ANNA, LONG) for number in range(1000)]
+    assert anyone.send(*many) == [False] * 1000
+    assert len(store.calls) == 1
+
+
+def test_a_page_has_an_end(anyone, monkeypatch):
+    monkeypatch.setattr(store_api, "MOST_LISTED", 2)
+    stored(anyone, 5, RESULT)
+    found, cursor = [], None
+    while found == [] or cursor is not None:
+        [page] = anyone.send(ScanRequest(limit=1000, cursor=cursor))
+        assert len(page.records) <= 2
+        found += page.records
+        cursor = page.cursor
+    assert len(found) == 5
 
 
 # --- watches -----------------------------------------------------------------------------------

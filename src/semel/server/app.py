@@ -5,6 +5,7 @@ This module is HTTP. What the verbs do is in `service`, what they take and answe
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
@@ -22,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.server import store_api
-from semel.server.bodies import Authenticate, client_left, media_type_of, read_body
+from semel.server.bodies import Authenticate, client_left, read_request
 from semel.server.metrics import Metrics
 from semel.server.openapi import document
 from semel.server.problems import Problem, problem_response
@@ -97,9 +98,8 @@ def _verb(
 
     async def answer(request: Request) -> Response:
         arrived = monotonic()
-        caller = tenants(request)
-        media_type = media_type_of(request)
-        asked = unpack(await read_body(request), media_type, verb.asks)
+        caller, media_type, body = await read_request(request, tenants)
+        asked = unpack(body, media_type, verb.asks)
         caller.require("use", asked.scope if isinstance(asked, Named) else UNSET)
         if name == "start":
             told = await run(caller, asked, arrived, partial(client_left, request))
@@ -131,7 +131,11 @@ def _ready(service: Service) -> Callable[[Request], Awaitable[Response]]:
     async def answer(_: Request) -> Response:
         if service.stopping:
             raise Problem("store_error", "The service is stopping.", close=True)
-        if await service.ready() is not None:
+        try:
+            error = await service.ready()
+        except asyncio.CancelledError:  # the end of `--grace`
+            raise Problem("store_error", "The service has stopped.", close=True) from None
+        if error is not None:
             raise Problem("store_error")
         return JSONResponse({"status": "ready"}, headers=_NO_STORE)
 

@@ -32,6 +32,16 @@ def media_type_of(request: Request) -> str:
     return named
 
 
+async def read_request(request: Request, authenticate: Authenticate) -> tuple[Caller, str, bytes]:
+    """Return who asks, the type of the body, and the body."""
+    caller = authenticate(request)
+    media_type = media_type_of(request)
+    body = await read_body(request)
+    if caller.replaced:  # while the body came, its token was taken back, or has other rights
+        caller = authenticate(request)
+    return caller, media_type, body
+
+
 async def read_body(request: Request, most: int = MOST_BYTES) -> bytes:
     """Return the body; raise `body_too_large`, or `invalid_request` if it does not arrive."""
     parts: list[bytes] = []

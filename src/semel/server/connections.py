@@ -1,4 +1,4 @@
-"""Connections to the service: how many there may be, and how long one may take to say what it asks.
+"""Connections of clients: how many there may be, and how long one may take to say what it asks.
 
 uvicorn waits for ever for the head of a request, and some of its parsers take one of any length. So
 anybody who can connect could take all descriptors, and the service could neither answer `/live` nor
@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, cast
 
+import uvicorn
+
 from semel.server.bodies import MOST_BYTES
 
 HEAD_WITHIN: Final = 10.0
@@ -25,13 +27,20 @@ AT_ONCE: Final = 16
 """How many connections are taken before the next look at how many there are."""
 
 
+def bound(config: uvicorn.Config, most: float, most_body: float = MOST_BODY) -> None:
+    """Bound the connections of a server: how many there may be, and the bytes of a request."""
+    bounded: Any = Connections(config.http_protocol_class, most, most_body)
+    config.http_protocol_class = bounded
+
+
 class Connections:
     """The connections of one server."""
 
-    def __init__(self, kind: Any, most: float) -> None:
-        """`kind` is uvicorn's protocol, and `most` how many connections there may be."""
+    def __init__(self, kind: Any, most: float, most_body: float = MOST_BODY) -> None:
+        """`kind` is uvicorn's protocol."""
         self._kind = kind
         self._most = most
+        self.most_body = most_body
         self._open: dict[Connection, None] = {}
         """In the order in which they were last used."""
 
@@ -100,7 +109,7 @@ class Connection(asyncio.Protocol):
             self._done()
         elif between and self._waiting is None:
             self._wait()
-        if self._came > (MOST_BODY if self._has_body else MOST_HEAD):
+        if self._came > (self._all.most_body if self._has_body else MOST_HEAD):
             self.abort()
 
     @property

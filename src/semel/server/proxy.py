@@ -55,7 +55,8 @@ with Needed("semel[server]", by=__name__):
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from semel.server.running import Server, listen
+    from semel.server.connections import AT_ONCE, bound
+    from semel.server.running import Server, listen, most_connections
 
 SCOPE: Final = "http"
 """The scope of the keys, as in every web integration."""
@@ -678,21 +679,24 @@ class ProxyServer(Server):
     """Lets requests run for `grace` seconds after a signal; then it ends them."""
 
     def __init__(self, app: App, upstream: Upstream, grace: float) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=Protocol,  # whatever is installed: it is strict about where a body ends
-                ws="none",
-                lifespan="on",
-                timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=math.ceil(grace) + 1,  # for bodies that do not come
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-            )
+        config = uvicorn.Config(
+            app,
+            http=Protocol,  # whatever is installed: it is strict about where a body ends
+            ws="none",
+            lifespan="on",
+            backlog=AT_ONCE,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=math.ceil(grace) + 1,  # for bodies that do not come
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
         )
+        config.load()
+        # A request that runs has two descriptors; a body that is passed on may have any length.
+        bound(config, most_connections() / 2, math.inf)
+        super().__init__(config)
         self._upstream, self._grace = upstream, grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -16,7 +16,7 @@ import socket
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from msgspec import UNSET
@@ -26,7 +26,7 @@ from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.events import logger
 from semel.server.app import create_app, is_loopback
-from semel.server.connections import AT_ONCE, Connections
+from semel.server.connections import AT_ONCE, HEAD_WITHIN, bound
 from semel.server.service import Service
 from semel.server.tokens import Tokens
 from semel.stores.urls import open_async_store
@@ -138,7 +138,10 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. A small `backlog` of uvicorn's lets asyncio take few at once, not wait few."""
-        await super().startup(sockets)
+        with contextlib.ExitStack() as stack:
+            if self.config.ssl is not None:
+                stack.enter_context(_handshakes_end())
+            await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
 
@@ -146,6 +149,18 @@ class Server(uvicorn.Server):
 def _is_news(record: logging.LogRecord) -> bool:
     """Leave out that WebSockets are off: Java's client asks for HTTP/2 by an upgrade each time."""
     return "upgrade request" not in str(record.msg) and "WebSocket library" not in str(record.msg)
+
+
+@contextlib.contextmanager
+def _handshakes_end() -> Iterator[None]:
+    """Let servers that begin meanwhile wait shorter for TLS; uvicorn has no setting for it."""
+    loop = asyncio.get_running_loop()
+    created = partial(loop.create_server, ssl_handshake_timeout=HEAD_WITHIN)
+    vars(loop)["create_server"] = created
+    try:
+        yield
+    finally:
+        del vars(loop)["create_server"]
 
 
 def serve(options: Options, say: Callable[[str], None]) -> int:
@@ -230,8 +245,7 @@ def _config(app: Starlette, options: Options) -> uvicorn.Config:
         config.load()
     except OSError as error:  # of files, and of TLS
         raise ConfigError(f"--tls-cert, --tls-key: cannot be used: {error}") from error
-    bounded: Any = Connections(config.http_protocol_class, most_connections())
-    config.http_protocol_class = bounded
+    bound(config, most_connections())
     return config
 
 

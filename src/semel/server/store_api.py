@@ -34,6 +34,7 @@ from semel.core.records import (
     CountRequest,
     Encoded,
     FailRequest,
+    Finished,
     ForgetRequest,
     GetRequest,
     Identity,
@@ -56,7 +57,7 @@ from semel.errors import (
     StoreError,
     StoreUnavailable,
 )
-from semel.server.bodies import Authenticate, client_left, media_type_of, read_body
+from semel.server.bodies import Authenticate, client_left, read_request
 from semel.server.problems import Problem
 from semel.server.service import Service
 from semel.server.tokens import Caller
@@ -76,6 +77,13 @@ RIGHTS: Final[dict[type[Request[Any]], str]] = {
 MOST_RECORDS: Final = 1_000_000_000
 """The largest limit of a listing; databases take no number without a limit."""
 
+MOST_ANSWERED: Final = 16 * 1024 * 1024
+"""Bytes of results in the answers of one batch; a request alone is answered whatever it is."""
+AT_ONCE: Final = 64
+"""How many requests of a batch that may answer with results are sent to the store at a time."""
+MOST_LISTED: Final = 100
+"""Records of a page."""
+
 GAP: Final = 0.02
 """The least seconds between two looks at a record that is watched: anyone may send wake-ups."""
 PAUSE: Final = 0.5
@@ -86,10 +94,10 @@ def routes(service: Service, authenticate: Authenticate) -> list[Route]:
     """Return the routes of the store."""
 
     async def body(request: HttpRequest) -> tuple[Caller, bytes]:
-        caller = authenticate(request)
-        if media_type_of(request) != MSGPACK:
+        caller, media_type, sent = await read_request(request, authenticate)
+        if media_type != MSGPACK:
             raise Problem("unsupported_media_type", f"{request.url.path} takes {MSGPACK}")
-        return caller, await read_body(request)
+        return caller, sent
 
     async def send(request: HttpRequest) -> Response:
         caller, sent = await body(request)
@@ -151,14 +159,33 @@ def _ends(request: Any) -> bool:
 
 
 async def _answers(store: AsyncStore, requests: Sequence[Request[Any]]) -> list[Any]:
+    """Answer a batch; raise `body_too_large` if its results are too many to be sent at once.
+
+    Clients send its halves then: every request is safe to send twice.
+    """
     if len(requests) > 1:
-        return await store.send(requests)
+        answers: list[Any] = []
+        large = any(isinstance(each, ClaimRequest | GetRequest) for each in requests)
+        step = AT_ONCE if large else len(requests)
+        for start in range(0, len(requests), step):
+            answers += await store.send(requests[start : start + step])
+            if sum(map(_size, answers)) > MOST_ANSWERED:
+                most = MOST_ANSWERED >> 20
+                detail = f"The results that were asked for have more than {most} MB together."
+                raise Problem("body_too_large", detail)
+        return answers
     try:
         return [await store.ask(requests[0])]
     except StoreUnavailable:
         raise
     except StoreError as error:
         return [error]
+
+
+def _size(answer: Any) -> int:
+    """Return the bytes of a result in an answer; all else of a record is small."""
+    outcome = answer.outcome if isinstance(answer, Finished | Record) else None
+    return 0 if outcome is None else len(outcome.data)
 
 
 async def _within(seconds: float, work: Awaitable[list[Any]]) -> list[Any]:
@@ -218,6 +245,8 @@ def _accepted(service: Service, caller: Caller, request: Request[Any], place: st
         raise Problem("invalid_key", error.text, field=place) from None
     except ConfigError as error:
         raise _invalid(place, error.text) from None
+    if isinstance(request, ScanRequest):
+        return replace(request, limit=min(request.limit, MOST_LISTED))
     return request if caller.name is None else _named(request, caller.name)
 
 
