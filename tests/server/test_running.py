@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import math
 import resource
 import signal
 import socket
@@ -100,6 +101,7 @@ def test_waiting_starts_stay_below_the_file_limit(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
     assert most_waiting(None) == 1000
     assert most_waiting(5000) == 5000
+    assert running.room_for_connections() == math.inf
 
 
 def test_it_lives_when_more_starts_wait_than_it_may_open_files(service):
@@ -430,6 +432,33 @@ async def test_a_connection_ends_whose_request_does_not_come(monkeypatch):
         assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
     writer.close()
     server.close()
+
+
+async def test_a_connection_with_a_request_that_runs_is_closed_for_no_other():
+    told, closed = [], []
+
+    def protocol():
+        cycle = SimpleNamespace(response_complete=False, more_body=False)
+        named = ("connection_made", "data_received", "connection_lost")
+        more = ("pause_writing", "resume_writing")
+        calls = {name: (lambda *_, name=name: told.append(name)) for name in (*named, *more)}
+        return SimpleNamespace(cycle=cycle, **calls)
+
+    all_of_them = connections.Connections(protocol, 2)
+    opened = [all_of_them() for _ in range(4)]
+    for each in opened[:3]:
+        each.connection_made(SimpleNamespace(abort=lambda each=each: closed.append(each)))
+    assert closed == []
+    opened[1]._http.cycle.response_complete = True
+    opened[3].connection_made(SimpleNamespace(abort=None))
+    assert closed == [opened[1]]
+    opened[1].data_received(b"late")  # it is not counted again
+    opened[1].pause_writing()
+    opened[1].resume_writing()
+    assert told[-3:] == ["data_received", "pause_writing", "resume_writing"]
+    for each in opened:
+        each.connection_lost(None)
+    assert not all_of_them._open
 
 
 async def test_a_connection_ends_whose_handshake_does_not_begin(tmp_path, monkeypatch):

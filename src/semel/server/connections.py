@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, http: Any, all_of_them: Connections) -> None:
         self._http = http
         self._all = all_of_them
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
         self._waiting: asyncio.TimerHandle | None = None
         """Ends it, unless the head of a request is complete by then."""
         self._came = 0
@@ -87,8 +87,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close it at once."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a request."""
