@@ -101,7 +101,7 @@ def test_waiting_starts_stay_below_the_file_limit(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
     assert most_waiting(None) == 1000
     assert most_waiting(5000) == 5000
-    assert running.room_for_connections() == math.inf
+    assert running.most_connections() == math.inf
 
 
 def test_it_lives_when_more_starts_wait_than_it_may_open_files(service):
