@@ -77,7 +77,7 @@ _PROBES: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 _PROBED: Final = [
     (getattr(socket, name), value) for name, value in _PROBES.items() if hasattr(socket, name)
 ]
-"""Finds an upstream that is gone without a word; there is no limit to how long it may work."""
+"""Finds an upstream host that died; there is no limit to how long it may work."""
 
 _HOP_BY_HOP: Final = frozenset(
     {

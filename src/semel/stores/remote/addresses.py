@@ -31,8 +31,8 @@ FILES: Final = ("ca_file", "cert_file", "key_file")
 OPTIONS: Final = frozenset({*FILES, "token"})
 
 IDLE: Final = 3.0
-"""Seconds after which an idle connection is not used again. uvicorn closes one after 5, and a
-request that meets its end would have to be sent again."""
+"""Seconds after which an idle connection is not used again. Many servers and balancers close one
+after 5, and a request that meets its end would have to be sent again."""
 
 
 class Unreachable(Exception):
@@ -116,7 +116,7 @@ def parse(url: str, *, prefix: str, timeout: float, options: Mapping[str, Any]) 
     tls = scheme.endswith("https")
     return Address(
         host,
-        port or (TLS_PORT if tls else PORT),
+        (TLS_PORT if tls else PORT) if port is None else port,
         parts.path.rstrip("/"),
         _token(chosen.get("token")),
         _files(scheme, chosen, tls=tls),

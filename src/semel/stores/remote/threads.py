@@ -108,7 +108,7 @@ class Transport(ForkAware):
                 self._watching.add(taken)
             reply = taken.post(self._path + path, self._headers, body, end)
         except BaseException as error:
-            # Half an answer may be on its way: nobody else must read the rest of it.
+            # Half an answer may be on its way: no other call must read the rest.
             self._drop(taken)
             if isinstance(error, TimeoutError):
                 raise Unreachable(f"no answer within {seconds:.3g} s") from None
