@@ -124,6 +124,7 @@ def test_a_url_names_a_service(url, http):
     [
         ("semel+http://", {}, "needs a host"),
         ("semel+http://host:port", {}, "needs a host"),
+        ("semel+http://host:0", {}, "needs a host"),
         ("semel+http://user:s3cret@host", {}, "has no login: set SEMEL_TOKEN"),
         ("semel+http://s3cret@host", {}, "has no login: set SEMEL_TOKEN"),
         ("semel+http://host/s3@cret", {}, "are written %40"),

@@ -102,7 +102,7 @@ def parse(url: str, *, prefix: str, timeout: float, options: Mapping[str, Any]) 
         host, port = parts.hostname, parts.port
     except ValueError:
         raise needed from None
-    if not host:
+    if not host or port == 0:
         raise needed
     if "@" in parts.netloc:
         raise ConfigError(f"{scheme}:// has no login: set {TOKEN_VARIABLE} instead")
@@ -116,7 +116,7 @@ def parse(url: str, *, prefix: str, timeout: float, options: Mapping[str, Any]) 
     tls = scheme.endswith("https")
     return Address(
         host,
-        (TLS_PORT if tls else PORT) if port is None else port,
+        port or (TLS_PORT if tls else PORT),
         parts.path.rstrip("/"),
         _token(chosen.get("token")),
         _files(scheme, chosen, tls=tls),
