@@ -143,20 +143,28 @@ def test_pages_look_right_wide_and_narrow_light_and_dark(site, address, browser)
     assert wrong == []
 
 
+SHOWN = """words => {
+    const input = document.querySelector("input.md-search__input")
+    const found = [...document.querySelectorAll(".md-search-result__item > a")]
+    return input.value === words && found.length ? found.slice(0, 4).map(a => a.href) : null
+}"""
+"""The addresses of the first pages that a search has found."""
+
+
 @pytest.mark.parametrize(("words", "first"), FOUND.items(), ids=FOUND)
 def test_the_search_finds_the_right_page_first(address, browser, words, first):
     from playwright.sync_api import TimeoutError as NotYet
 
     page = browser.new_page(viewport=DESKTOP)
     page.goto(address)
-    results = page.locator(".md-search-result__item > a")
+    found: list[str] = []
     for _ in range(8):  # what is typed before the page listens is lost
         page.fill("input.md-search__input", "")
         page.fill("input.md-search__input", words)
         with contextlib.suppress(NotYet):
-            results.first.wait_for(timeout=20_000)
+            shown = page.wait_for_function(SHOWN, arg=words, timeout=20_000)
+            found = shown.json_value()
             break
-    found = [results.nth(number).get_attribute("href") for number in range(min(4, results.count()))]
     page.close()
     assert urlsplit(found[0]).path.removeprefix("/") == first, found
 

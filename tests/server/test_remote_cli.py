@@ -86,7 +86,7 @@ def test_the_service_migrates_its_own_tables(semel):
     said = semel.on_store("migrate")
     assert (said.code, said.out) == (
         0,
-        "this store makes what it needs by itself: nothing to migrate\n",
+        "this store creates what it needs by itself: nothing to migrate\n",
     )
 
 
