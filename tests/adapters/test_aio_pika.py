@@ -706,6 +706,18 @@ async def test_a_consumer_whose_queue_was_deleted_consumes_again(broker, connect
     await until(lambda: broker.host.depth("orders") == (0, 0))
 
 
+async def test_a_queue_is_asked_for_by_its_name(connection):
+    queue = await queue_of(connection)
+    beneath = (await queue.channel.get_underlay_channel()).connection
+    assert await aio_pika._is_there(beneath, "orders")
+    assert not await aio_pika._is_there(beneath, "nothing")
+
+
+def test_only_the_end_of_a_connection_is_dropped():
+    with pytest.raises(KeyError), aio_pika._even_if_lost():
+        raise KeyError
+
+
 @pytest.mark.usefixtures("looks")
 async def test_a_queue_that_a_robust_connection_does_not_restore_is_consumed_again(broker, idem):
     handle = Handler()

@@ -43,7 +43,7 @@ from semel.core.records import (
 from semel.errors import StoreError, StoreRefused, ValueRejected
 from semel.server.tokens import checked_table, new_token
 from semel.stores.memory import AsyncMemoryStore
-from semel.stores.remote import addresses, aio, wire
+from semel.stores.remote import addresses, aio, threads, wire
 from semel.stores.remote import store as threads_store
 from semel.stores.remote.addresses import parse
 from semel.testing import StoreDriver
@@ -117,6 +117,7 @@ def test_a_url_names_a_service(url, http):
     assert address.url == http
     assert address.where == f"the semel service at {http}"
     assert http in repr(address)
+    assert address.__rich_repr__() == [("url", http)]
 
 
 @pytest.mark.parametrize(
@@ -494,6 +495,15 @@ def test_a_service_that_does_not_answer_is_not_waited_for(kind):
         with pytest.raises(StoreUnavailable, match="no answer within"):
             driven.get(KEY)
         driven.close()
+
+
+def test_a_connection_that_the_service_closed_has_nothing_to_interrupt():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = read(f"semel+http://127.0.0.1:{silent.getsockname()[1]}")
+        connection = threads.Connection(address, None, PATIENCE)
+        connection.close()
+        connection.interrupt()
+        assert not connection.usable
 
 
 class Speaking(threading.Thread):

@@ -327,6 +327,23 @@ def test_mysql_itself_cannot_wait_for_less_than_a_second(mysql_url, version, wai
         assert asking.send(Reply([session], 1)).parameters == (bound,)
 
 
+def test_the_bound_of_a_session_is_noted_once(sqlite_url):
+    with Idempotency(sqlite_url) as idem:
+        idem.migrate()
+        records = records_of(idem.internals.store, "sqlite", None)
+        file = sqlite_url.removeprefix("sqlite:///")
+        asked = []
+        for _ in range(2):
+            asking = records.prepare(2.5, wait=False)
+            statement = next(asking)
+            while "PRAGMA busy_timeout =" not in statement.sql:
+                asked.append(statement.sql)
+                rows = [(0, "main", file)] if "database_list" in statement.sql else [(700,)]
+                statement = asking.send(Reply(rows, len(rows)))
+        assert asked.count("PRAGMA busy_timeout") == 1
+        assert records.bound == 700
+
+
 @on([kind for kind in KINDS if kind.name in {"psycopg", "asyncpg"}])
 async def test_who_does_not_wait_is_told_busy_at_once(world):
     async with world.engine() as idem:

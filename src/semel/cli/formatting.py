@@ -18,7 +18,7 @@ from semel.core import run_info
 from semel.core.codec import most_attempts
 from semel.core.observers import printable
 from semel.core.policy import DAY, HOUR, MINUTE
-from semel.core.records import FAILURE, Record, State
+from semel.core.records import Record, State
 from semel.errors import SerializationError
 from semel.repair import StoredFailure, read_result
 
@@ -79,7 +79,7 @@ def is_last(record: Record) -> bool:
     if outcome is None:
         info = run_info.read(record.run_info)
         most = None if info is None else info.most
-    elif outcome.codec == FAILURE:
+    else:
         with suppress(SerializationError):
             most = most_attempts(outcome)
     return most is not None and record.number >= most
