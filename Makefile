@@ -11,8 +11,9 @@ VENV ?= .venv
 # two cores busy.
 JOBS ?= 5
 ARGS ?=
-# What only a race would reach has a test that brings the race about: no run depends on luck.
-COVERAGE_MIN ?= 100
+# Every branch has a test, and what only a race would reach has one that brings the race about. The
+# rest is for what is not known yet to be one: the report names it, and it gets its test.
+COVERAGE_MIN ?= 99.95
 COVERED := src/semel/*
 
 RUN := $(VENV)/bin/python -m

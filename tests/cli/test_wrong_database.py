@@ -339,6 +339,12 @@ def test_a_password_is_never_shown(semel_sqlite, url, named):
     assert "s3cret" not in said.out + said.err
 
 
+def test_doctor_names_a_service_without_a_prefix(semel_sqlite, monkeypatch):
+    monkeypatch.setenv("SEMEL_STORE_TIMEOUT", "0.1")
+    said = semel_sqlite("--url", "semel+http://127.0.0.1:1", "doctor")
+    assert "ok       store     the semel service at http://127.0.0.1:1\n" in said.out
+
+
 def test_doctor_names_both_tiers(semel_sqlite):
     Path("semel.toml").write_text(f'url = "redis://127.0.0.1:1"\nbehind = "{semel_sqlite.url}"\n')
     path = semel_sqlite.url.removeprefix("sqlite:///")
