@@ -1,8 +1,8 @@
 """Connections of clients: how many there may be, and how long one may take to say what it asks.
 
-uvicorn waits for ever for the head of a request, and some of its parsers take one of any length. So
-any client who can connect could take all descriptors, and the service could neither answer `/live` nor
-reach its store; asyncio would log each connection that it cannot take.
+uvicorn waits forever for the head of a request, and some of its parsers take one of any length. So
+any client that can connect could take all descriptors, and the service could neither answer `/live`
+nor reach its store; asyncio would log each connection that it cannot take.
 
 Where no room is left, the connection that has been idle for longest is closed for a new one. One
 with a request that runs is never closed.
