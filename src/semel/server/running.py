@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        Log("uvicorn.error").logger.addFilter(_is_news)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
