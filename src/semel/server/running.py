@@ -22,6 +22,7 @@ import uvicorn
 from msgspec import UNSET
 from starlette.applications import Starlette
 
+from semel.core.observers import Log
 from semel.engine.setup import Setup
 from semel.errors import ConfigError
 from semel.events import logger
