@@ -631,7 +631,7 @@ class Connection(asyncio.Protocol):
 
 
 class Options(Namespace):
-    """What `semel proxy` is told."""
+    """The options of `semel proxy`."""
 
     upstream: str
     url: str | None

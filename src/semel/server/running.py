@@ -47,7 +47,7 @@ BACKLOG: Final = 2048
 
 
 class Options(Namespace):
-    """What `semel serve` is told."""
+    """The options of `semel serve`."""
 
     url: str | None
     store_prefix: str | None

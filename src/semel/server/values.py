@@ -43,7 +43,7 @@ def plain(stored: Encoded | None) -> Plain | Answered:
     reading = _Reading()
     try:
         value = reading.value(unpack(stored.data))
-    except Exception:  # noqa: BLE001 - whoever may store can store anything
+    except Exception:  # noqa: BLE001 - a stored record may have anything
         raise ResultUnavailable("what is stored cannot be read") from None
     return Plain(value, reading.lossy)
 
